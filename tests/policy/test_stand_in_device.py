@@ -4,13 +4,19 @@ GPU: where each result is. And that nothing of it is left behind."""
 from __future__ import annotations
 
 import copy
+import inspect
 import io
+import itertools
 import queue
+import re
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -176,7 +182,6 @@ def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None
         assert torch.cuda.is_available()
         assert torch.cuda.get_device_name() == "Tesla T4"
         assert torch.cuda.get_device_capability() == (7, 5)
-        assert torch.cuda.is_bf16_supported() is False
         assert torch.cuda.get_device_properties(0).total_memory == 16 * 2**30
         assert torch.cuda.memory_allocated() == 0
         with torch.random.fork_rng():  # asks torch.cuda how many devices there are
@@ -191,6 +196,242 @@ def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None
         torch.cuda.set_rng_state(new_state=state, device="cuda")
         with pytest.raises(CannotRehearseError, match="CUDA graphs cannot be rehearsed"):
             torch.cuda.CUDAGraph()
+
+
+def mib(count: int) -> int:
+    return count * 2**20
+
+
+# What torch's own source says of a Tesla T4 that holds nothing yet.
+OF_A_T4: dict[str, object] = {
+    "torch.cuda.is_bf16_supported()": True,
+    "torch.cuda.is_bf16_supported(including_emulation=False)": False,
+    "torch.cuda.is_tf32_supported()": False,
+    "torch.cuda.memory.memory_allocated()": 0,
+    "torch.cuda.memory.max_memory_allocated('cuda')": 0,
+    "torch.cuda.memory_reserved(0)": 0,
+    "torch.cuda.mem_get_info()": (mib(16384), mib(16384)),
+    "torch.cuda.memory_snapshot()": [],
+    "'allocated_bytes' in str(torch.cuda.memory_stats())": True,
+    "'PyTorch CUDA memory summary, device ID 0' in torch.cuda.memory_summary()": True,
+    "torch.cuda.list_gpu_processes()": "GPU:0\nno processes are running",
+    "torch.cuda.get_per_process_memory_fraction()": 1.0,
+    "torch.cuda.initial_seed() == torch.initial_seed()": True,
+    "torch.cuda.random.get_rng_state().dtype": torch.uint8,
+    "torch.cuda.FloatTensor(2).device": torch.device("cuda", 0),
+    "torch.cuda.HalfTensor([1, 2]).dtype": torch.float16,
+    "isinstance(torch.zeros(1, device='cuda'), torch.cuda.FloatTensor)": True,
+    "isinstance(torch.zeros(1), torch.cuda.FloatTensor)": False,
+    "torch.zeros(1).type(torch.cuda.HalfTensor).type()": "torch.cuda.HalfTensor",
+    "torch.zeros(1).type('torch.cuda.FloatTensor').type()": "torch.cuda.FloatTensor",
+    "torch.zeros(1).type()": "torch.FloatTensor",
+    "torch.cuda.nccl.version()[0]": 2,
+    "torch.cuda.get_sync_debug_mode()": 0,
+    "str(torch.cuda.get_device_properties(0).uuid)": "00000000-0000-0000-0000-000000000000",
+    "torch.cuda.get_device_properties(0).multi_processor_count": 40,
+    "torch.cuda.get_device_properties('cuda').shared_memory_per_block": 49152,
+    "torch.cuda.get_gencode_flags()": "-gencode compute=compute_75,code=sm_75",
+    "torch.cuda.cudart().cudaMemGetInfo(0)": (mib(16384), mib(16384)),
+    "torch.cuda.current_stream() == torch.cuda.default_stream()": True,
+    "torch.cuda.Stream() == torch.cuda.Stream()": False,
+    "torch.cuda.ExternalStream(7).cuda_stream": 7,
+    "torch.cuda.stream(None).__enter__()": None,
+    "torch.cuda.device_of(torch.zeros(1, device='cuda')).__enter__()": None,
+    "torch.cuda.memory._snapshot()['segments']": [],
+    "torch.accelerator.memory_allocated()": 0,
+    "torch.accelerator.max_memory_reserved('cuda:0')": 0,
+    "torch.accelerator.reset_peak_memory_stats()": None,
+    "torch.accelerator.get_memory_info()": (mib(16384), mib(16384)),
+    "torch.accelerator.current_stream() == torch.cuda.current_stream()": True,
+    "torch.bfloat16 in torch.accelerator.get_device_capability()['supported_dtypes']": True,
+    "torch.accelerator.current_accelerator(check_available=True)": torch.device("cuda"),
+    "torch.backends.cudnn.version() > 90000": True,
+    "torch.backends.cudnn.is_available()": True,
+    "torch.backends.cudnn.enabled": True,
+    "torch.backends.cudnn.benchmark": False,
+    "torch.backends.cuda.is_built()": True,
+    "torch.backends.cuda.flash_sdp_enabled()": True,
+    "torch.version.cuda > '12'": True,
+    "torch.distributed.is_nccl_available()": True,
+    "torch.Stream(device='cuda').device": torch.device("cuda", 0),
+    "torch.Stream('cuda').query()": True,
+    "isinstance(torch.cuda.Stream(), torch.Stream)": True,
+    "isinstance(torch.Event('cuda'), torch.Event)": True,
+    "torch.get_device_module()": torch.cuda,
+    "torch.get_device_module('cpu')": torch.cpu,
+    "torch.amp.is_autocast_available('cuda')": True,
+    "torch.Generator(device='cuda').device": torch.device("cuda", 0),
+    "torch.Generator().device": torch.device("cpu"),
+    "isinstance(torch.default_generator, torch.Generator)": True,
+    "torch.zeros(1, device='cuda').storage().device": torch.device("cuda", 0),
+    "torch.zeros(1, device='cuda').untyped_storage().is_cuda": True,
+    "torch.zeros(1).untyped_storage().device": torch.device("cpu"),
+    "str(torch.zeros(1, device='cuda'))": "tensor([0.], device='cuda:0')",
+    "str(torch.zeros(1))": "tensor([0.])",
+    "f'{torch.ones(1, device=0)} {torch.ones((), device=0):.1f}'":
+        "tensor([1.], device='cuda:0') 1.0",
+    "repr(torch.nn.Parameter(torch.zeros(1, device='cuda')))":
+        "Parameter containing:\ntensor([0.], device='cuda:0', requires_grad=True)",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("expression", OF_A_T4)
+def test_a_script_is_answered_as_by_a_t4(expression: str) -> None:
+    with stand_in(PROFILES["t4"]):
+        found = eval(expression, {"torch": torch, "__name__": "script"})
+    assert found == OF_A_T4[expression]
+
+
+@pytest.mark.parametrize(
+    ("capability", "bf16"), [("v100", False), ("gtx1660", False), ("a100", True), ("h100", True)]
+)
+def test_bf16_and_tf32_follow_the_capability(capability: str, bf16: bool) -> None:
+    with stand_in(PROFILES[capability]):
+        assert torch.cuda.is_bf16_supported()  # torch counts emulation, unless told otherwise
+        assert torch.cuda.is_bf16_supported(including_emulation=False) is bf16
+        assert torch.cuda.is_tf32_supported() is bf16
+
+
+def documented(text: str | None) -> set[str]:
+    """The keys that torch's docstring lists: ``"a.{b,c}.{d,e}"`` and the like."""
+    found: set[str] = set()
+    for pattern in re.findall(r'^ *- ((?:``"[a-z_.{},]+"``(?: / )?)+):', text or "", re.MULTILINE):
+        for one in re.findall(r'"([^"]+)"', pattern):
+            parts = [part.strip("{}").split(",") for part in one.split(".")]
+            found |= {".".join(names) for names in itertools.product(*parts)}
+    return found
+
+
+@pytest.mark.usefixtures("cuda")
+def test_memory_figures_have_the_documented_keys_and_are_zero() -> None:
+    # A dictionary of private pools, and a name that torch's own code spells "allocation".
+    other = {"reserved_bytes_by_private_pools"}
+    keys = {
+        k for k in documented(torch.cuda.memory_stats.__doc__) if not k.startswith("allocated.")
+    }
+    assert len(keys) > 80
+    assert (
+        keys - other <= torch.cuda.memory_stats().keys() == torch.accelerator.memory_stats().keys()
+    )
+    assert not any(v for k, v in torch.cuda.memory_stats().items() if k != "max_split_size")
+    if hasattr(torch.cuda, "host_memory_stats"):
+        keys = documented(torch.cuda.host_memory_stats.__doc__)
+        assert keys == torch.cuda.host_memory_stats().keys()
+
+
+def test_properties_have_the_names_of_torch() -> None:
+    stub = (Path(torch.__file__).parent / "_C/__init__.pyi").read_text()
+    names = re.findall(
+        r"^    (\w+):",
+        stub.partition("class _CudaDeviceProperties:")[2].split("\n\n")[0],
+        re.MULTILINE,
+    )
+    with stand_in(PROFILES["a100"]):
+        facts = torch.cuda.get_device_properties(0)
+    assert len(names) >= 15
+    assert [name for name in names if not hasattr(facts, name)] == []
+
+
+# Arguments of the functions that need some; `...` takes no call: a class or a module of its own.
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "set_device": (0,), "set_device_index": (0,), "set_device_idx": (0,), "manual_seed": (1,),
+    "manual_seed_all": (1,), "set_sync_debug_mode": ("warn",), "can_device_access_peer": (0, 0),
+    "set_per_process_memory_fraction": (0.5,), "check_error": (0,),
+    "get_stream_from_external": (0,), "caching_allocator_alloc": (8,),
+    "caching_allocator_delete": (0,), "change_current_allocator": (None,), "stream": (None,),
+    "use_mem_pool": (None,), "caching_allocator_enable": (True,), "make_graphed_callables": (None,),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "module", [torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator]
+)
+def test_every_public_function_answers_or_says_that_it_cannot(module: types.ModuleType) -> None:
+    failed = {}
+    for name in module.__all__:
+        function = getattr(module, name)
+        if not inspect.isroutine(function):
+            continue
+        arguments = ARGUMENTS.get(name, ())
+        if name in ("set_rng_state", "set_rng_state_all"):
+            arguments = (getattr(torch.cuda, name.replace("set", "get"))(),)
+        elif name == "set_stream":
+            arguments = (torch.cuda.Stream(),)
+        try:
+            function(*arguments)
+        except CannotRehearseError as error:
+            assert name in str(error) or "graphs" in str(error)
+        except Exception as error:
+            failed[name] = error
+    assert failed == {}
+
+
+@pytest.mark.usefixtures("cuda")
+def test_state_that_a_script_sets_is_what_it_reads() -> None:
+    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    torch.backends.cuda.enable_flash_sdp(False)
+    assert torch.cuda.get_sync_debug_mode() == 2
+    assert torch.cuda.get_per_process_memory_fraction() == 0.25
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    with pytest.raises(ValueError, match="Invalid fraction"):
+        torch.cuda.set_per_process_memory_fraction(1.5)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side == torch.accelerator.current_stream()
+    with side:
+        assert torch.cuda.current_stream() == side
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    with torch.accelerator.device_index(0):
+        assert torch.accelerator.current_device_index() == 0
+
+
+@pytest.mark.usefixtures("cuda")
+def test_numpy_takes_no_tensor_of_the_device() -> None:
+    words = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu"
+    for call in (lambda: there().numpy(), lambda: np.asarray(there()), lambda: np.sqrt(there())):
+        with pytest.raises(TypeError, match=words):
+            call()
+    assert there().cpu().numpy().sum() == there().numpy(force=True).sum() == 6
+    assert np.asarray(here()).shape == (2, 3)
+    assert there().tolist() == [[1.0] * 3] * 2
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch.cuda.FloatTensor' only dense CPU"):
+        there().pin_memory()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_generator_of_another_device_is_torchs_error() -> None:
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found"):
+        torch.randn(2, device="cuda", generator=torch.Generator())
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found"):
+        torch.randperm(2, generator=torch.Generator("cuda"))
+    seeded = [torch.Generator("cuda").manual_seed(3) for _ in range(2)]
+    one, two = (torch.randn(2, device="cuda", generator=generator) for generator in seeded)
+    assert one.is_cuda
+    assert one.equal(two)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_runs_as_eager_code() -> None:
+    with stand_in(PROFILES["a100"]):
+        with pytest.warns(UserWarning, match="torch.compile is not rehearsed: the eager code runs"):
+            compiled = torch.compile(lambda x: x + 1)
+        assert compiled(there()).is_cuda
+    assert torch._dynamo.eval_frame._stance.stance == "default"  # type: ignore[attr-defined]
+
+
+def test_the_old_default_tensor_type() -> None:
+    with stand_in(PROFILES["a100"]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_default_tensor_type("torch.cuda.HalfTensor")
+        made = torch.zeros(2)
+        assert (made.is_cuda, made.dtype) == (True, torch.float16)
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert not torch.zeros(2).is_cuda
+    assert torch.zeros(2).dtype is torch.float32
 
 
 @pytest.mark.usefixtures("cuda")

@@ -20,13 +20,13 @@ in half that CUDA has and a CPU has not.
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import sys
 import threading
-import time
+import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType, SimpleNamespace
-from typing import Any, Final, Self
+from types import FrameType
+from typing import Any, Final
 
 import torch
 import torch.utils._device
@@ -34,20 +34,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ampscope.patches import Patches
+from ampscope.policy.cuda_answers import (
+    CannotRehearseError,
+    answering,
+    asked_by_torch,
+    device_named,
+    name_of,
+    old_type_name,
+)
 from ampscope.policy.device_profiles import DeviceProfile
 
 _MARK: Final = "_ampscope_device"
-_GIB: Final = 2**30
-_chosen = threading.local()  # this thread's torch.cuda.set_device
 # What a CPU raises of ops in half that CUDA has: FFTs, rrelu. Of other such ops see `tensor_core`.
 _ON_CUDA_ALONE: Final = (
     "Unsupported dtype Half", "MKL FFT doesn't support tensors of type: Half",
     "rrelu_with_noise_out_cpu",
 )  # fmt: skip
-
-
-class CannotRehearseError(RuntimeError):
-    """The script uses something of CUDA that a CPU cannot stand in for."""
 
 
 @contextlib.contextmanager
@@ -58,11 +60,22 @@ def stand_in(profile: DeviceProfile) -> Iterator[StandInDevice | None]:
         yield None
         return
     mode = StandInDevice()
-    with Patches() as patches:
-        _patch_cuda(patches, profile)
+    with contextlib.ExitStack() as stack:
+        patches = stack.enter_context(Patches())
         _patch_tensors(patches, mode)
-        with mode, ChosenDevice(0):
+        patches.wrap(torch, "compile", functools.partial(_eager, stack))
+        with answering(profile), mode:
             yield mode
+
+
+def _eager(stack: contextlib.ExitStack, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.compile``: what is compiled runs as eager code, for a graph would hold no marks."""
+    import torch._dynamo.eval_frame as dynamo  # 1 s, and few scripts compile
+
+    if dynamo._stance.stance != "force_eager":
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        warnings.warn("torch.compile is not rehearsed: the eager code runs.", stacklevel=3)
+    return original(*args, **kwargs)
 
 
 def device_of(tensor: Tensor) -> torch.device | None:
@@ -101,7 +114,7 @@ class StandInDevice(TorchFunctionMode):
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function with its device redirected; the result is where the script expects it."""
         asked = kwargs.get("device")
-        target = _device(asked) if asked is not None else None
+        target = device_named(asked) if asked is not None else None
         if target is not None and target.type == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
         if any(type(a) is torch.device and a.type == "cuda" for a in args):
@@ -113,6 +126,8 @@ class StandInDevice(TorchFunctionMode):
             target = _common(args) or _common(tuple(kwargs.values()))
             if target is None and self.default is not None and func in _factories():
                 target = self.default
+        if kwargs.get("generator") is not None and func in _factories():
+            _check_generator(kwargs["generator"], target)
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
@@ -127,71 +142,6 @@ class StandInDevice(TorchFunctionMode):
             self.was_used = True
             _mark(result, target, args[0] if args else None)
         return result
-
-
-def _asked_by_torch() -> bool:
-    """Whether the wrapped call comes from ampscope or from torch itself, and not from the script or
-    one of its libraries. Other wrappers of the same function may lie in between."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _name_of(frame) == Patches.__module__:
-        frame = frame.f_back
-        outer = frame.f_back if frame is not None else None
-        if outer is not None and _name_of(outer) == Patches.__module__:
-            frame = outer
-    return frame is not None and f"{_name_of(frame)}.".startswith(("ampscope.", "torch."))
-
-
-def _name_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _device(asked: Any) -> torch.device:
-    if isinstance(asked, torch.device):
-        found = asked
-    elif isinstance(asked, int):
-        found = torch.device("cuda", asked)
-    else:
-        found = torch.device(asked)
-    if found.type == "cuda" and found.index is None:
-        return torch.device("cuda", _current())
-    return found
-
-
-def _count() -> int:
-    """Devices of this machine: one for each rank that a launcher has started here."""
-    try:
-        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except ValueError:
-        return 1
-
-
-def _current() -> int:
-    found: int = getattr(_chosen, "index", 0)
-    return found
-
-
-def _choose(device: Any = None) -> None:
-    """``set_device``: a negative index changes nothing, as in torch. Any other is there: ranks that
-    the script starts by itself choose theirs, and only the script knows how many they are."""
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index is not None and index >= 0:
-        _chosen.index = index
-
-
-class ChosenDevice(contextlib.ContextDecorator):
-    """``torch.cuda.device``: another current device inside. None is the one that is current."""
-
-    def __init__(self, device: Any = None) -> None:
-        self._device = device
-        self._before: list[int] = []
-
-    def __enter__(self) -> None:
-        self._before.append(_current())
-        if self._device is not None:
-            _choose(self._device)
-
-    def __exit__(self, *error: object) -> None:
-        _chosen.index = self._before.pop()
 
 
 def _common(values: tuple[Any, ...]) -> torch.device | None:
@@ -221,6 +171,15 @@ def _mark(result: Any, device: torch.device | None, first: Any = None) -> None:
     elif isinstance(result, list | tuple):
         for one in result:
             _mark(one, device)
+
+
+def _check_generator(generator: Any, target: torch.device | None) -> None:
+    """torch's own error for a generator of another device than the numbers are made on."""
+    expected = "cpu" if target is None else target.type
+    if generator.device.type != expected:
+        raise RuntimeError(
+            f"Expected a '{expected}' device type for generator but found '{generator.device.type}'"
+        )
 
 
 def _moved(mode: StandInDevice, tensor: Tensor, device: torch.device, **kwargs: Any) -> Tensor:
@@ -257,7 +216,7 @@ def _to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         return mode.call(func, args, kwargs)
     left = {"dtype": dtype, "memory_format": memory_format}
     left = {name: value for name, value in left.items() if value is not None} | copies
-    return _moved(mode, tensor, _device(device), **left)
+    return _moved(mode, tensor, device_named(device), **left)
 
 
 def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -266,14 +225,14 @@ def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dic
 
     def named(asked: Any) -> Any:
         is_device = isinstance(asked, torch.device | int) and not isinstance(asked, bool)
-        return str(_device(asked)) if is_device else asked
+        return str(device_named(asked)) if is_device else asked
 
     return func(*map(named, args[:1]), *args[1:], **{k: named(v) for k, v in kwargs.items()})
 
 
 def _cuda(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     asked = args[1] if len(args) > 1 else kwargs.get("device")
-    return _moved(mode, args[0], _device("cuda" if asked is None else asked))
+    return _moved(mode, args[0], device_named("cuda" if asked is None else asked))
 
 
 def _cpu(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -299,11 +258,15 @@ def _index(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> int:
 
 
 def _asked_by_ampscope() -> bool:
-    """Whether an instrument asks; other modes of ampscope pass on what a script asks."""
+    """Whether an instrument asks; other modes of ampscope pass on what a script asks, and so do
+    the Python methods of torch.Tensor."""
     frame: FrameType | None = sys._getframe(3)
-    while frame is not None and frame.f_code.co_name == "__torch_function__":
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__"
+        or name_of(frame) in ("torch._tensor", "torch.overrides")
+    ):
         frame = frame.f_back
-    return frame is not None and _name_of(frame).startswith("ampscope.")
+    return frame is not None and name_of(frame).startswith("ampscope.")
 
 
 def _set_data(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
@@ -311,16 +274,58 @@ def _set_data(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     _mark(args[0], device_of(args[1]))
 
 
-def _itself(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _pin_memory(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    if device_of(args[0]) is not None:
+        name = args[0].type().replace("torch.", "torch.cuda.", 1)
+        raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")
     return args[0]
 
 
 def _type(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    if len(args) > 1 and isinstance(args[1], str) and args[1].startswith("torch.cuda."):
-        result = func(args[0], "torch." + args[1].removeprefix("torch.cuda."))
-        _mark(result, _device("cuda"), args[0])
+    asked = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if asked is None:
+        name: str = func(args[0])
+        is_there = device_of(args[0]) is not None and not _asked_by_ampscope()
+        return name.replace("torch.", "torch.cuda.", 1) if is_there else name
+    if name := old_type_name(asked):
+        result = func(args[0], name.replace("cuda.", ""))
+        if result is args[0]:
+            return _moved(mode, result, device_named("cuda"))
+        _mark(result, device_named("cuda"), args[0])
         return result
     return mode.call(func, args, kwargs)
+
+
+def _numpy(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """NumPy cannot read the memory of a device: torch's own error."""
+    place = device_of(args[0])
+    if place is not None and not kwargs.get("force") and not _asked_by_ampscope():
+        raise TypeError(
+            f"can't convert {place} device type tensor to numpy. Use Tensor.cpu() to copy the "
+            "tensor to host memory first."
+        )
+    return func(*args, **kwargs)
+
+
+def _repr(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    if device_of(args[0]) is None:
+        return func(*args, **kwargs)
+    with mode:  # the text asks for the device
+        return torch._tensor_str._str(args[0], **kwargs)
+
+
+def _format(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    if device_of(args[0]) is None or args[0].dim() == 0:
+        return func(*args, **kwargs)
+    return object.__format__(_repr(mode, func, args[:1], {}), *args[1:])
+
+
+def _storage(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """Storages say their device themselves (:func:`_patch_tensors`)."""
+    found, place = func(*args, **kwargs), device_of(args[0])
+    if place is not None:
+        getattr(found, "_untyped_storage", found).__dict__[_MARK] = place
+    return found
 
 
 _Special = Callable[[StandInDevice, Any, Any, Any], Any]
@@ -331,7 +336,13 @@ _SPECIAL: Final[dict[Any, _Special]] = {
     Tensor.cuda: _cuda,
     Tensor.cpu: _cpu,
     Tensor.type: _type,
-    Tensor.pin_memory: _itself,
+    Tensor.numpy: _numpy,
+    Tensor.__array__: _numpy,
+    Tensor.__repr__: _repr,
+    Tensor.__format__: _format,
+    Tensor.storage: _storage,
+    Tensor.untyped_storage: _storage,
+    Tensor.pin_memory: _pin_memory,
     Tensor.is_pinned: lambda *_: False,
     Tensor.get_device: _index,
     Tensor.device.__get__: _get_device,
@@ -345,178 +356,6 @@ def _factories() -> Any:
     from torch.utils import _device  # its list is made when it is first asked for
 
     return _device._device_constructors()
-
-
-# torch.cuda as a script meets it. Each answer is the stand-in's for the script and its libraries.
-
-
-def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
-    facts = SimpleNamespace(
-        name=profile.name,
-        major=profile.capability[0],
-        minor=profile.capability[1],
-        total_memory=profile.memory_gib * _GIB,
-        multi_processor_count=profile.multiprocessors,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        warp_size=32,
-        gcnArchName="",
-    )
-    has_bf16 = profile.capability >= (8, 0)
-    architecture = f"sm_{profile.capability[0]}{profile.capability[1]}"
-    answers: dict[str, Any] = {
-        "is_available": True,
-        "is_initialized": True,
-        "get_device_name": profile.name,
-        "get_device_capability": profile.capability,
-        "get_device_properties": facts,
-        "get_arch_list": [architecture],
-        "is_bf16_supported": has_bf16,
-        "mem_get_info": (facts.total_memory, facts.total_memory),
-        "memory_summary": "",
-        "memory_stats": {},
-        "utilization": 0,
-        "can_device_access_peer": False,
-        "is_current_stream_capturing": False,
-    }
-    for name in (
-        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-        "memory_cached", "max_memory_cached",
-    ):  # fmt: skip
-        answers[name] = 0
-    for name in (
-        "init", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
-        "manual_seed_all", "seed", "seed_all", "reset_peak_memory_stats",
-        "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats",
-        "set_per_process_memory_fraction", "set_stream", "set_sync_debug_mode",
-    ):  # fmt: skip
-        answers[name] = None
-    for name, answer in answers.items():
-        if hasattr(torch.cuda, name):
-            patches.wrap(torch.cuda, name, _answering(answer))
-    for owner, name, made in (
-        (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
-        (torch.cuda, "set_rng_state", lambda *_, **__: None),
-        (torch.cuda, "get_rng_state_all", lambda *_, **__: [torch.get_rng_state()]),
-        (torch.cuda, "set_rng_state_all", lambda *_, **__: None),
-        (torch.cuda, "current_stream", lambda *_, **__: Stream()),
-        (torch.cuda, "default_stream", lambda *_, **__: Stream()),
-        (torch.cuda, "stream", lambda *_, **__: contextlib.nullcontext()),
-        (torch.cuda, "device", ChosenDevice),
-        (torch.cuda.nvtx, "range_push", lambda *_, **__: 0),
-        (torch.cuda.nvtx, "range_pop", lambda *_, **__: 0),
-        (torch.cuda.nvtx, "mark", lambda *_, **__: None),
-    ):
-        patches.replace(owner, name, _instead(made))
-    # Wrapped, for torch._dynamo looks at what it wraps.
-    patches.wrap(torch.nn.attention, "sdpa_kernel", lambda *_, **__: contextlib.nullcontext())
-    for name in ("enable_flash_sdp", "enable_math_sdp", "enable_mem_efficient_sdp"):
-        patches.wrap(torch.backends.cuda, name, _answering(None))
-    for name in ("Stream", "Event"):
-        patches.replace(torch.cuda, name, _instead(globals()[name]))
-    for name in ("CUDAGraph", "graph"):  # classes stay classes: annotations name them
-        patches.replace(torch.cuda, name, _instead(NoGraph))
-    patches.replace(torch.cuda, "make_graphed_callables", _instead(_no_graphs))
-    answers = {
-        "is_available": True,
-        "synchronize": None,
-        "current_accelerator": torch.device("cuda"),
-    }
-    for name, answer in answers.items():
-        patches.wrap(torch.accelerator, name, _answering(answer))
-    for owner, name, call in (
-        (torch.cuda, "device_count", _count),
-        (torch.accelerator, "device_count", _count),
-        (torch.cuda, "current_device", _current),
-        (torch.accelerator, "current_device_index", _current),
-        (torch.cuda, "set_device", _choose),
-        (torch.accelerator, "set_device_index", _choose),
-    ):
-        patches.wrap(owner, name, _called(call))
-    patches.replace(torch.version, "cuda", _instead("12.8"))
-
-
-def _answering(answer: Any) -> Callable[..., Any]:
-    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if _asked_by_torch() else answer
-
-    return call
-
-
-def _called(instead: Callable[..., Any]) -> Callable[..., Any]:
-    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if _asked_by_torch() else instead(*args, **kwargs)
-
-    return call
-
-
-def _instead(value: Any) -> Callable[[Any], Any]:
-    return lambda original: value
-
-
-def _no_graphs(*args: object, **kwargs: object) -> None:
-    raise CannotRehearseError(
-        "CUDA graphs cannot be rehearsed on a CPU: run the script without them, or on a GPU."
-    )
-
-
-class NoGraph:
-    """``torch.cuda.CUDAGraph`` and ``torch.cuda.graph``."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        _no_graphs()
-
-
-class Stream:
-    """Everything on a CPU happens in order."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        self.device = torch.device("cuda", 0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing was switched."""
-
-    def query(self) -> bool:
-        """Everything has been done."""
-        return True
-
-    def synchronize(self, *args: object) -> None:
-        """There is nothing to wait for."""
-
-    wait_stream = wait_event = synchronize
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """An event that has happened."""
-        made = event or Event()
-        made.record()
-        return made
-
-
-class Event:
-    """Takes the time of the processor."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        self.at = 0.0
-
-    def record(self, *args: object) -> None:
-        """Take the present time as the time of this event."""
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds between two events."""
-        return 1e3 * (end.at - self.at)
-
-    def query(self) -> bool:
-        """Whether the event has happened: always, as a CPU works in order."""
-        return True
-
-    def synchronize(self, *args: object) -> None:
-        """There is nothing to wait for."""
-
-    wait = synchronize
 
 
 # What makes or moves tensors, and is no function of torch that the mode sees.
@@ -543,10 +382,10 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
         place = args[1] if len(args) > 1 else kwargs.get("map_location")
         if isinstance(place, dict):
             place = next((v for v in place.values()), None)
-        on_cuda = isinstance(place, str | torch.device) and _device(place).type == "cuda"
+        on_cuda = isinstance(place, str | torch.device) and device_named(place).type == "cuda"
         loaded = original(args[0], **{**kwargs, "map_location": "cpu"})
         if on_cuda:
-            _mark_all(loaded, _device("cuda"))
+            _mark_all(loaded, device_named("cuda"))
         return loaded
 
     def loader(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -554,7 +393,7 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
         self.pin_memory = False
 
     def enters(original: Any, context: Any) -> None:
-        mode.default = _device(context.device) if context.device.type == "cuda" else None
+        mode.default = device_named(context.device) if context.device.type == "cuda" else None
         if mode.default is None:
             original(context)
 
@@ -562,6 +401,11 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
         mode.default = None
         if context.device.type != "cuda":
             original(context, *error)
+
+    def tensor_type(original: Any, asked: Any) -> None:
+        name = old_type_name(asked)
+        original(name.replace("cuda.", "") or asked)
+        mode.default = device_named("cuda") if name else None
 
     def state(original: Any, tensor: Any) -> Any:
         found = original(tensor)
@@ -607,8 +451,12 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
     patches.wrap(torch.utils._device.DeviceContext, "__exit__", leaves)
     patches.wrap(torch._utils, "_get_obj_state", state)
     patches.replace(torch, "Generator", _generator)
+    patches.wrap(torch, "set_default_tensor_type", tensor_type)
+    for kind in (torch.UntypedStorage, torch.TypedStorage):
+        patches.replace(kind, "device", _told_by_storage(lambda place: place))
+        patches.replace(kind, "is_cuda", _told_by_storage(lambda place: True))
     # Its C++ parser takes no other class for a stream, before any mode is asked.
-    patches.replace(Tensor, "record_stream", _instead(lambda tensor, stream: None))
+    patches.replace(Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     if torch.distributed.is_available():
         patches.wrap(torch.distributed, "init_process_group", group)
         patches.wrap(nn.parallel.DistributedDataParallel, "__init__", parallel)
@@ -625,11 +473,40 @@ def _mark_all(value: Any, device: torch.device) -> None:
         _mark(value, device)
 
 
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]  # torch's own class
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.__mro__[1])
+
+
 def _generator(original: Any) -> Any:
-    class Generator(original):  # type: ignore[misc]  # torch's own class
-        """Draws on the CPU, whichever device is asked for."""
+    class Generator(original, metaclass=_AnyGenerator):  # type: ignore[misc]  # torch's own class
+        """Draws on the CPU, and says which device it was asked for."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
-            return original.__new__(original, "cpu")
+            made = original.__new__(cls, "cpu")
+            made._place = device_named(device)
+            return made
 
+        def __init__(self, device: Any = "cpu") -> None:
+            """Made by ``__new__``."""
+
+        @property
+        def device(self) -> torch.device:
+            return self._place
+
+    Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator
+
+
+def _told_by_storage(answer: Callable[[torch.device], Any]) -> Callable[[Any], Any]:
+    """A property of storages, for one whose tensor is on the device."""
+
+    def make(original: Any) -> Any:
+        def get(storage: Any) -> Any:
+            own = getattr(storage, "_untyped_storage", storage)
+            place = own.__dict__.get(_MARK)
+            return original.__get__(storage) if place is None or asked_by_torch() else answer(place)
+
+        return property(get)
+
+    return make
