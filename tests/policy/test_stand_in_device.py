@@ -363,7 +363,8 @@ def test_every_public_function_answers_or_says_that_it_cannot(module: types.Modu
         try:
             function(*arguments)
         except CannotRehearseError as error:
-            assert name in str(error) or "graphs" in str(error)
+            if name not in str(error) and "graphs" not in str(error):
+                failed[name] = error
         except Exception as error:
             failed[name] = error
     assert failed == {}

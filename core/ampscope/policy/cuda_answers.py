@@ -214,10 +214,8 @@ _THREADS: Final = {
 def _properties(profile: DeviceProfile) -> SimpleNamespace:
     capability = profile.capability
     shared = _SHARED_KIB.get(capability, 64)
-    if capability >= (8, 0):
-        a_block = shared - 1
-    else:
-        a_block = shared if capability >= (7, 0) else 48
+    before_ampere = shared if capability >= (7, 0) else 48
+    a_block = shared - 1 if capability >= (8, 0) else before_ampere
     return SimpleNamespace(
         name=profile.name,
         major=capability[0],

@@ -98,7 +98,8 @@ def key_of(words: str) -> str:
         return f"{number[1]}.{number[2]}"
     rows = ", ".join(row.capability for row in CAPABILITIES)
     raise BadInput(
-        f"There is no device {words[:60]!r} to rehearse. Use one of: {', '.join(sorted(PROFILES))}; "
+        f"There is no device {words[:60]!r} to rehearse. Use one of: "
+        f"{', '.join(sorted(PROFILES))}; "
         f"or a compute capability: {rows}."
     )
 
