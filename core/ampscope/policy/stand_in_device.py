@@ -311,7 +311,8 @@ def _repr(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     if device_of(args[0]) is None:
         return func(*args, **kwargs)
     with mode:  # the text asks for the device
-        return torch._tensor_str._str(args[0], **kwargs)
+        text: str = torch._tensor_str._str(args[0], **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return text
 
 
 def _format(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
@@ -492,7 +493,8 @@ def _generator(original: Any) -> Any:
 
         @property
         def device(self) -> torch.device:
-            return self._place
+            place: torch.device = self._place
+            return place
 
     Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator
