@@ -17,7 +17,8 @@ from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.preflight import precision, protocol, spelling
 from ampscope.preflight.codes import CODES, Code, find_code
-from ampscope.preflight.protocol import Fault, Roles
+from ampscope.preflight.protocol import Fault
+from ampscope.preflight.roles import Roles
 from ampscope.preflight.source import Source, argument, dotted, read_source
 from ampscope.preflight.spelling import Edit
 

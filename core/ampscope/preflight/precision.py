@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from ampscope.preflight.protocol import Function, Roles, is_off
+from ampscope.preflight.roles import Function, Roles, is_off
 from ampscope.preflight.source import Source, argument, children, dotted, keyword, number
 
 Dtype: TypeAlias = Literal["fp16", "bf16", "fp32", ""]  # "" is unknown
