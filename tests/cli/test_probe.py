@@ -40,7 +40,7 @@ def test_two_precisions_and_a_table_of_eighty_columns(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     assert "…" not in done.stdout
     header = " ".join(lines[:4])
-    for word in ("precision", "loss", "scale", "skips", "below/", "cancel.", "normal", "before"):
+    for word in ("precision", "loss", "scale", "skips", "below/", "cancel.", "normal", "both"):
         assert word in header
     with Reader(store) as reader:
         runs = {info.spec.precision: info.id for info in reader.runs()}

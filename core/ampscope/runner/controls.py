@@ -459,13 +459,15 @@ class HalfRequests:
         self._found.setdefault((fact, what, line), OpUse(fact, what, "", line, 0))
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note the script's own calls; with a CUDA device there is nothing to explain."""
+    def watching(self, *, finds_cuda: bool) -> Iterator[None]:
+        """Note the script's own calls; with a CUDA device there is nothing to explain.
+        ``finds_cuda``: the script finds one that is stood in for, and its questions are answered by
+        who asks them (:func:`ampscope.policy.cuda_answers.asked_by_torch`)."""
         if torch.cuda.is_available():
             yield
             return
         with Patches() as patches:
-            for name in _ASKING:
+            for name in () if finds_cuda else _ASKING:
                 patches.wrap(torch.cuda, name, partial(self._noted, "cuda_asked", name))
             enters = partial(self._noted, "nullcontext", "with")
             patches.wrap(contextlib.nullcontext, "__enter__", enters)

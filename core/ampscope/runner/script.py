@@ -195,6 +195,8 @@ class _Run:
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             # Nothing is compiled below a mode that stands in for CUDA's arithmetic.
             stack.enter_context(arithmetic("native" if self.compiles else self.policy))
+            finds_cuda = self.device is not None
+            stack.enter_context(self.recorder.requests.watching(finds_cuda=finds_cuda))
             stack.enter_context(self.recorder.watching())
             yield
 

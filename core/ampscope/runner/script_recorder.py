@@ -118,7 +118,6 @@ class ScriptRecorder:
             if self.digests is not None:
                 stack.enter_context(self.ledger.watching(self.digests))
             stack.enter_context(self.paths)
-            stack.enter_context(self.requests.watching())
             if self.sleep.is_asleep:
                 stack.enter_context(self.sleep.until(lambda: self._put_on(stack)))
             else:
