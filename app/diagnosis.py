@@ -735,7 +735,7 @@ def run_names(runs: Sequence[RunInfo]) -> dict[str, str]:
 
 def _pick_step(run: RunView, asked: str | None) -> int | None:
     """The step of the address when the run has it; None for all."""
-    steps = [str(a) for a in sorted({a.attempt for a in run.attempts})]
+    steps = [str(a) for a in sorted({a.step for a in run.steps})]
     options = [ALL, *steps]
     st.session_state[_STEP] = asked if asked in steps else ALL
     st.selectbox("Step", options, key=_STEP, on_change=_step_chosen, help="Type to search.")
@@ -752,12 +752,12 @@ def _step_chosen() -> None:
 def _tables(run: RunView, step: int | None) -> None:
     when = "over all steps" if step is None else f"at step {step:,}"
     parts: list[tuple[str, Sequence[Observation]]] = [
-        ("Optimizer steps", [a for a in run.attempts if step in (None, a.attempt)]),
+        ("Optimizer steps", [a for a in run.steps if step in (None, a.step)]),
         ("Bad ops", [b for b in run.bad_ops if step is None or _was_bad_at(b, step)]),
-        ("Calls", [c for c in run.calls if step in (None, c.attempt)]),
-        ("Gradients of parameters", [g for g in run.gradients if step in (None, g.attempt)]),
+        ("Calls", [c for c in run.calls if step in (None, c.step)]),
+        ("Gradients of parameters", [g for g in run.gradients if step in (None, g.step)]),
         ("Tensors looked at", [s for s in run.scans if step is None or _scanned_at(s, step)]),
-        ("Uses of ops", [u for u in run.uses if step in (None, u.attempt)]),
+        ("Uses of ops", [u for u in run.uses if step in (None, u.step)]),
         ("How it ended", [run.outcome]),
     ]
     counted = [plural(len(rows), name.lower().removesuffix("s")) for name, rows in parts[:3]]
@@ -818,11 +818,11 @@ def _part(part: object) -> str:
 
 
 def _was_bad_at(op: BadOp, step: int) -> bool:
-    return op.attempt <= step <= max(op.attempt, op.last_attempt)
+    return op.step <= step <= max(op.step, op.last_step)
 
 
 def _scanned_at(scan: Scan, step: int) -> bool:
-    return scan.attempt == step or scan.moment in (_KEPT_START, _KEPT_END)
+    return scan.step == step or scan.moment in (_KEPT_START, _KEPT_END)
 
 
 # What every rule answered, folded away, and the text that each one is documented with.

@@ -17,7 +17,7 @@ from ampscope.analysis.skips import BadStep, SkipCause, SkipEvidence, bad_steps,
 from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
-from ampscope.observations import Attempt, Call
+from ampscope.observations import Call, OptimizerStep
 from ampscope.records import Frame, NonFiniteRecord, Role, RunInfo, StepRecord, StepTotals
 from ampscope.report import training_words
 from ampscope.scalers import replay as lab
@@ -301,7 +301,7 @@ def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
 def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
     """Whose each step is, in a script's run; nothing of any other."""
     seen = reader.observations(run_id)
-    return {o.attempt: o.optimizer for o in seen if isinstance(o, Attempt)}
+    return {o.step: o.optimizer for o in seen if isinstance(o, OptimizerStep)}
 
 
 @store.of_run

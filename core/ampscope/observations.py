@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GradientChange:
-    """Gradients that still carried the loss scale and were changed or replaced, at one attempt.
+    """Gradients that still carried the loss scale and were changed or replaced, at one step.
 
     All numbers are of the gradients that changed, still scaled. ``kind``: factor (all were
     multiplied by the same number), factors (each parameter's by its own), clamp (cut at
     ``±max_after``), other (anything else: noise, masks, centring).
     """
 
-    attempt: int
+    step: int
     optimizer: str  # "optimizer0"
     scale: float
     kind: str
@@ -59,7 +59,7 @@ class Call:
     """
 
     seq: int
-    attempt: int  # optimizer steps, skipped ones included, before this call
+    step: int  # optimizer steps, skipped ones included, before this call
     name: str
     nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
     subject: str = ""  # "scaler0", "optimizer1"
@@ -73,10 +73,10 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class OptimizerStep:
     """One optimizer step: taken, or skipped by a scaler."""
 
-    attempt: int
+    step: int
     optimizer: str
     scaler: str  # "" when it was called directly
     loss: float | None  # of the last backward before it, unscaled
@@ -84,7 +84,7 @@ class Attempt:
     scale: float  # 1 without a scaler
     skipped: bool
     unscaled_before: bool  # unscale_ was called before the step
-    backwards: int  # backward calls since the last attempt of this optimizer
+    backwards: int  # backward calls since the last step of this optimizer
     grad_total: int
     grad_zero: int
     grad_nonfinite: int
@@ -118,9 +118,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGradient:
-    """One parameter's gradient at an attempt (kept for the first attempts and for bad ones)."""
+    """One parameter's gradient at a step (kept for the first steps and for bad ones)."""
 
-    attempt: int
+    step: int
     optimizer: str
     name: str
     order: int
@@ -128,7 +128,7 @@ class ParameterGradient:
     zero: int
     nonfinite: int
     norm: float | None  # unscaled, of the finite entries
-    sample: tuple[float, ...] = ()  # unscaled, evenly spaced; of the very first attempt alone
+    sample: tuple[float, ...] = ()  # unscaled, evenly spaced; of the very first step alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Scan:
     nan: int
     inf: int
     max_abs: float | None
-    attempt: int = 0
+    step: int = 0
     change: float | None = None  # |now - first sight| / |first sight|, 2-norms; at the end only
     distinct: int | None = None  # distinct values; half-precision buffers only
     sample: tuple[float, ...] = ()  # some values, evenly spaced; half-precision buffers only
@@ -177,7 +177,7 @@ class BadOp:
 
     id: int
     kind: str
-    attempt: int
+    step: int
     phase: str  # forward | backward | other
     op: str  # "aten.addmm"
     node: str  # autograd node in backward, "ExpBackward0"
@@ -197,7 +197,7 @@ class BadOp:
     autocast: bool
     consumers: tuple[str, ...] = ()  # ops that took its output, nearest first
     count: int = 1
-    last_attempt: int = 0
+    last_step: int = 0
     reached_loss: bool = False
     reached_gradient: bool = False
     error: float | None = None  # coarse, drift: relative; stall: share of stalled elements
@@ -226,7 +226,7 @@ class OpUse:
     op: str
     module: str
     line: str
-    attempt: int
+    step: int
     value: float | None = None
     other: float | None = None
     count: int = 1
@@ -251,8 +251,8 @@ class Tap:
     """What a graph pass told of one tensor inside compiled code: of the first steps, of random
     numbers in some more, and of the first that are not finite."""
 
-    attempt: int
-    order: int  # in which the graphs of an attempt made them
+    step: int
+    order: int  # in which the graphs of a step made them
     module: str  # dotted path below what was compiled
     role: str  # activation, grad_output, matmul, reduction, saved, draw (random numbers)
     maker: str  # path of the module whose code made it
@@ -297,14 +297,14 @@ DIGEST_ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What the tensors of one role held at one attempt, in the order in which they were seen: a
+    """What the tensors of one role held at one step, in the order in which they were seen: a
     line of each tuple is one tensor. Only of runs that are made to be compared.
 
     ``role``: one of :data:`DIGEST_ROLES`. start: weights and buffers at a model's first call;
     weight, state and buffer: after the step. ``names`` are dotted paths, of ops that of the module.
     """
 
-    attempt: int
+    step: int
     role: str
     scale: float  # that norms, peaks and sketches were divided by, and checksums were not
     names: tuple[str, ...]
@@ -321,14 +321,14 @@ class Digests:
 
 @dataclass(frozen=True, slots=True)
 class DtypeEntry:
-    """The dtype of one tensor of a run, from ``attempt`` on, and what set it."""
+    """The dtype of one tensor of a run, from ``step`` on, and what set it."""
 
     kind: str  # parameter, buffer, state, activation
     name: str
     dtype: str
     line: str  # of the user's code, "" where none set it
     why: str  # "torch's default dtype", "autocast (fp16)", "module cast"
-    attempt: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +350,9 @@ class Outcome:
     error_line: str = ""
     error_in_function: str = ""
     error_module: str = ""  # dotted path of the innermost module that was running
-    error_attempt: int = 0  # of a caught error; where those come often, error_… is the first's
+    error_step: int = 0  # of a caught error; where those come often, error_… is the first's
     errors_caught: int = 0  # out of a forward or backward pass; the script went on
-    attempts: int = 0  # that were recorded
+    steps: int = 0  # that were recorded
     slept: int = 0  # optimizer steps before these, that passed unrecorded (--skip-to)
     forwards: int = 0  # batches given to an outermost module in training
     elapsed_s: float = 0.0
@@ -392,7 +392,7 @@ class Outcome:
 
 Observation = (
     Call
-    | Attempt
+    | OptimizerStep
     | ParameterGradient
     | GradientChange
     | Scan

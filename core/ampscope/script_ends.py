@@ -35,7 +35,7 @@ def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, 
         return _raised(outcome, spec, when)
     if outcome.ended == "cancelled":
         return State.CANCELLED, f"Cancelled {when}."
-    if outcome.attempts or outcome.ended == "steps":
+    if outcome.steps or outcome.ended == "steps":
         return State.FINISHED, ""
     if spec.skip_to:
         why = "within the time limit" if outcome.ended == "time" else "in all"
@@ -61,9 +61,9 @@ def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, 
     return State.FINISHED, "The script ended without calling backward: there is no training in it."
 
 
-def passed_limit(limit_s: float, attempts: int) -> str:
+def passed_limit(limit_s: float, steps: int) -> str:
     """The sentence for a script that was ended because it did not get on."""
-    done = f"{attempts} optimizer step{'s' if attempts > 1 else ''}" if attempts else "no step"
+    done = f"{steps} optimizer step{'s' if steps > 1 else ''}" if steps else "no step"
     return (
         f"The script was stopped: it passed the time limit of {limit_s:g} s after {done} and did "
         "not come to a next one. It hangs, or needs a higher --time-limit."
@@ -75,7 +75,7 @@ def lacks_cuda(outcome: Outcome, output: str = "") -> bool:
     raises an error of its own, and the rank's stands there."""
     said = (
         outcome.error_text
-        if outcome.attempts or not outcome.error_text
+        if outcome.steps or not outcome.error_text
         else (f"{outcome.error_text}\n{output}")
     )
     return any(s in said for s in _NO_CUDA)
@@ -110,7 +110,7 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
         return State.FAILED, (
             f"The script asks for input{at} {when}, and it gets none here: give it as an argument."
         )
-    if kind == "ModuleNotFoundError" and not outcome.attempts:
+    if kind == "ModuleNotFoundError" and not outcome.steps:
         lacks = f"the Python at {sys.executable} lacks"
         words = f"The script needs a package{at} that {lacks}: {text}."
         return State.FAILED, f"{words} {_other_framework(text, spec)}".strip()
@@ -132,6 +132,6 @@ def _other_framework(text: str, spec: RunSpec) -> str:
 
 
 def _when(outcome: Outcome) -> str:
-    if not outcome.attempts:
+    if not outcome.steps:
         return "before its first optimizer step"
-    return f"after {outcome.attempts} optimizer step{'s' if outcome.attempts > 1 else ''}"
+    return f"after {outcome.steps} optimizer step{'s' if outcome.steps > 1 else ''}"

@@ -50,8 +50,8 @@ def test_the_first_bad_op_and_the_steps_that_it_cost() -> None:
         view(
             TEXT,
             *made,
-            bad(0, 2, attempt=1, last_attempt=2, count=2),
-            bad(1, 3, attempt=1, last_attempt=5),
+            bad(0, 2, step=1, last_step=2, count=2),
+            bad(1, 3, step=1, last_step=5),
         )
     )
     assert "first bad op" in file.lines[1].notes[0]

@@ -155,7 +155,7 @@ def test_fp16_of_a_trainer_on_a_cpu() -> None:
         script = write_script(folder, "trainer.py", TRAINER)
         with ScriptRuns(spec(), folder / "runs.db") as runs:
             ran = Runner(runs)(script)
-        assert ran.outcome.attempts == 6, ran.err.decode()
+        assert ran.outcome.steps == 6, ran.err.decode()
         view = RunView("as_is", ran.run.info.id, ran.run.observations)
     said = precision_headline(precision_use(view, None))
     assert "no half precision: the trainer was asked for fp16, which Accelerate leaves out" in said
@@ -189,7 +189,7 @@ def test_a_run_that_recorded_nothing_of_it_is_not_called_fp32() -> None:
 def test_every_surface_says_it(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     facts = {"flop_dtypes": ("fp32",), "flop_counts": (640,), "traced_ops": 99}
-    made = [script_stores.attempt(i, x) for i, x in enumerate(script_stores.FALLING)]
+    made = [script_stores.one_step(i, x) for i, x in enumerate(script_stores.FALLING)]
     seen = script_stores.seen(made, uses_autocast="", **facts)
     head = script_stores.run(path, "as_is", seen)
     script_stores.healthy_run(path, "fp32")
@@ -219,7 +219,7 @@ SAME_FP8 = (
 
 def _shown(path: Path, *others: OpUse, **facts: object) -> tuple[str, str, str, dict[str, Any]]:
     """Page, terminal, report and JSON of a script without a fault."""
-    made = [script_stores.attempt(i, x) for i, x in enumerate(script_stores.FALLING)]
+    made = [script_stores.one_step(i, x) for i, x in enumerate(script_stores.FALLING)]
     seen = script_stores.seen(made, *others, **(HALF | facts))
     head = script_stores.run(path, "as_is", seen)
     script_stores.healthy_run(path, "fp32")

@@ -145,11 +145,11 @@ def judged(*views: RunView, ended: tuple[float, ...] = ()) -> FirstAtFault | Non
 
 
 SKIPPED_LATE = but(steps(), range(4, 30), **OVERFLOWED)  # on all ranks, as gradients are summed
-BAD_LOSS = [replace(a, loss=NAN) if a.attempt >= 4 else a for a in SKIPPED_LATE]
+BAD_LOSS = [replace(a, loss=NAN) if a.step >= 4 else a for a in SKIPPED_LATE]
 
 
 def test_the_rank_whose_own_op_overflowed_is_judged() -> None:
-    found = judged(run(SKIPPED_LATE), run(BAD_LOSS, bad_op("aten.addmm", attempt=4)))
+    found = judged(run(SKIPPED_LATE), run(BAD_LOSS, bad_op("aten.addmm", step=4)))
     assert found is not None
     assert (found.place, found.step) == (1, 4)
     assert "the skip at step 4 came from rank 1" in found.sentence
@@ -157,13 +157,13 @@ def test_the_rank_whose_own_op_overflowed_is_judged() -> None:
 
 def test_an_op_is_a_clearer_sign_than_a_loss_in_the_same_step() -> None:
     """Ranks may exchange numbers in the forward pass, as synchronized batch norm does."""
-    found = judged(run(BAD_LOSS), run(BAD_LOSS, bad_op("aten.addmm", attempt=4)))
+    found = judged(run(BAD_LOSS), run(BAD_LOSS, bad_op("aten.addmm", step=4)))
     assert found is not None
     assert found.place == 1
 
 
 def test_of_ranks_that_fail_in_the_same_step_the_first_of_them_is_judged() -> None:
-    failing = run(BAD_LOSS, bad_op("aten.addmm", attempt=4))
+    failing = run(BAD_LOSS, bad_op("aten.addmm", step=4))
     found = judged(run(SKIPPED_LATE), failing, failing)
     assert found is not None
     assert (found.place, found.sentence) == (
@@ -172,7 +172,7 @@ def test_of_ranks_that_fail_in_the_same_step_the_first_of_them_is_judged() -> No
 
 
 def test_a_search_for_the_loss_scale_that_ends_is_no_sign() -> None:
-    overflow = bad_op("aten.mm", phase="backward", reached_loss=False, count=2, last_attempt=1)
+    overflow = bad_op("aten.mm", phase="backward", reached_loss=False, count=2, last_step=1)
     searched = search(steps(), 2.0**24, 2)
     assert judged(run(searched), run(searched, overflow)) is None
     assert judged(run(steps()), run(steps())) is None
@@ -190,6 +190,6 @@ def test_the_rank_that_raised_first_is_judged() -> None:
 
 def test_a_rank_that_went_wrong_before_another_raised_is_judged() -> None:
     raising = run(SKIPPED_LATE, ended="exception", error_type="RuntimeError")
-    found = judged(raising, run(BAD_LOSS, bad_op("aten.addmm", attempt=4)))
+    found = judged(raising, run(BAD_LOSS, bad_op("aten.addmm", step=4)))
     assert found is not None
     assert found.place == 1

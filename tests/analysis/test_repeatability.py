@@ -49,7 +49,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., st
             views = [
                 RunView(c, c, run(path, control=c).run.observations) for c in ("as_is", control)
             ]
-            assert all(view.attempts for view in views)
+            assert all(view.steps for view in views)
             return difference(*views)
 
         yield compared

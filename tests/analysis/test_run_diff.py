@@ -10,7 +10,14 @@ import struct
 import pytest
 
 from ampscope.analysis.run_diff import Held, RunDiff, Values, compared, distance, paired, values_of
-from ampscope.observations import Attempt, Digests, DtypeEntry, Observation, Outcome, Surroundings
+from ampscope.observations import (
+    Digests,
+    DtypeEntry,
+    Observation,
+    OptimizerStep,
+    Outcome,
+    Surroundings,
+)
 from ampscope.report.run_diff_words import sentences
 
 Row = list[tuple[str, float]]
@@ -26,7 +33,7 @@ def digests(
     """A tensor is one number here, which is its norm and its sketch."""
     values = [value for _, value in row]
     return Digests(
-        attempt=step, role=role, scale=1.0, names=tuple(name for name, _ in row),
+        step=step, role=role, scale=1.0, names=tuple(name for name, _ in row),
         dtypes=(dtype,) * len(row), totals=(1,) * len(row),
         checksums=tuple(f"{dtype}{value!r}" for value in values),
         norms=tuple(map(abs, values)), peaks=tuple(map(abs, values)), nonfinite=(0,) * len(row),
@@ -35,8 +42,8 @@ def digests(
     )  # fmt: skip
 
 
-def attempt(step: int, loss: float) -> Attempt:
-    return Attempt(
+def one_step(step: int, loss: float) -> OptimizerStep:
+    return OptimizerStep(
         step, "optimizer0", "", loss, "fp32", 1.0, False, False, 1, 1, 0, 0, 1.0, 1.0, 0.1, 1.0,
         1.0, 0, "fp32", "fp32", "fp32",
     )  # fmt: skip
@@ -45,8 +52,8 @@ def attempt(step: int, loss: float) -> Attempt:
 def run(
     *records: Observation, steps: int = 3, losses: float = 1.0, ended: str = "returned"
 ) -> Values:
-    outcome = Outcome(ended=ended, attempts=steps, error_type="ValueError", error_text="no")
-    made = [attempt(step, losses) for step in range(steps)]
+    outcome = Outcome(ended=ended, steps=steps, error_type="ValueError", error_text="no")
+    made = [one_step(step, losses) for step in range(steps)]
     return values_of([*records, *made, outcome])
 
 

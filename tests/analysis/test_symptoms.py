@@ -71,8 +71,8 @@ def test_a_long_search_that_ends_below_1_is_one() -> None:
 def descending(norms: list[float], skipped: list[int]) -> RunView:
     """The scale is halved by each skip; the gradients have these norms."""
     made, scale = [], 65536.0
-    for number, (attempt, norm) in enumerate(zip(steps([2.0] * 60), norms, strict=True)):
-        made.append(replace(attempt, scale=scale, grad_norm=norm))
+    for number, (step, norm) in enumerate(zip(steps([2.0] * 60), norms, strict=True)):
+        made.append(replace(step, scale=scale, grad_norm=norm))
         scale /= 2.0 if number in skipped else 1.0
     return run(but(made, skipped, **OVERFLOWED))
 

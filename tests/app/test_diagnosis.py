@@ -122,7 +122,7 @@ def test_measurements_of_one_step_are_what_was_recorded(store_path: Path, open_p
     assert next(e for e in app.expander if e.label == "Measurements").proto.expanded
     found = tables(app)
     step = dict(zip(*found["Optimizer steps"].T.values, strict=True))
-    assert step["attempt"] == "3"
+    assert step["step"] == "3"
     assert step["loss"] == "NaN"
     assert step["scale"] == f"{2.0**13:,.0f}"
     assert step["skipped"] == "True"

@@ -22,7 +22,7 @@ from app.loss_scale import least_room
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
 from tests.helpers.pages import NO_RUN, asked, metrics, texts
-from tests.helpers.script_stores import attempt
+from tests.helpers.script_stores import one_step
 
 Open = Callable[..., Any]
 
@@ -100,7 +100,7 @@ def test_two_optimizers_that_share_a_scaler(store_path: Path, open_page: Open) -
     """The second optimizer's finite step at the same scale says nothing of the first one's."""
     run_id = written(store_path, trajectory([16, 16, 15, 15, 14, 14, 14, 14], {0, 2}))
     writer = RunWriter(store_path, run_id)
-    writer.add_observations(attempt(n, 1.0, optimizer=f"optimizer{n % 2}") for n in range(8))
+    writer.add_observations(one_step(n, 1.0, optimizer=f"optimizer{n % 2}") for n in range(8))
     writer.close()
     app = open_page("loss_scale", run=run_id)
     assert not app.exception

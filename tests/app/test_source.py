@@ -30,8 +30,8 @@ def diagnosed(store: Path, *lines: str) -> str:
     bad = replace(script_stores.bad_op(line=f"train.py:{LAST}"), kind="nonfinite")
     takes = LineUse(f"train.py:{LAST}", "_to_copy", ("fp32",), "fp16", calls=3, cast=200, lost=50)
     mm = LineUse(f"train.py:{LAST}", "mm", ("fp16",), "fp16", calls=3)
-    attempts = [script_stores.broken(n) for n in range(script_stores.STEPS)]
-    seen = script_stores.seen(attempts, bad, takes, mm, SourceText("train.py", lines))
+    steps = [script_stores.broken(n) for n in range(script_stores.STEPS)]
+    seen = script_stores.seen(steps, bad, takes, mm, SourceText("train.py", lines))
     return script_stores.run(store, "as_is", seen)
 
 

@@ -73,14 +73,14 @@ def test_runs_of_a_diff_show_where_they_part_and_their_dtypes(
 ) -> None:
     def made(dtype: str, checksum: str, parent: str = "") -> str:
         digests = Digests(
-            attempt=0, role="activation", scale=1.0, names=("<b>head</b>",), dtypes=(dtype,),
+            step=0, role="activation", scale=1.0, names=("<b>head</b>",), dtypes=(dtype,),
             totals=(1,), checksums=(checksum,), norms=(1.0,), peaks=(1.0,), nonfinite=(0,),
             sketches=("AAAAAAAA8D8=" if checksum == "01" else "AAAAAAAA4D8=",),
         )  # fmt: skip
         entry = DtypeEntry("activation", "head", dtype, "train.py:9", f"autocast ({dtype})")
         around = Surroundings(("optimizer0 eps",), (dtype,))
         asked = replace(script_stores.SPEC, settings=((OP_STEP, "0"),), parent=parent)
-        seen = script_stores.seen([script_stores.attempt(0, 1.0)], digests, entry, around)
+        seen = script_stores.seen([script_stores.one_step(0, 1.0)], digests, entry, around)
         return script_stores.run(store_path, "as_is", seen, asked)
 
     first = made("fp32", "01")

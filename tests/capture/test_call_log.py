@@ -56,7 +56,7 @@ def test_an_unscale_that_the_script_makes_is_its_own_and_happens_once() -> None:
         train(model, optimizer, grad_scaler, lambda step: grad_scaler.unscale_(optimizer), 1)
     unscales = [c for c in seen.log.calls if c.name == "unscale_"]
     assert [c.nested for c in unscales] == [False]
-    assert [a.unscaled_before for a in seen.attempts.records] == [True]
+    assert [a.unscaled_before for a in seen.steps.records] == [True]
 
 
 def test_lines_are_those_of_the_script() -> None:
@@ -136,7 +136,7 @@ def test_the_loss_is_logged_without_the_scale_and_through_the_division_for_accum
     for call, step in zip(backwards, range(2), strict=True):
         x, y = batch(step)
         assert call.value == pytest.approx(mse_loss(fresh(x), y).item() / 2, rel=1e-6)
-    assert seen.attempts.records[0].backwards == 2
+    assert seen.steps.records[0].backwards == 2
 
 
 def test_a_loss_that_no_scaler_saw_is_not_scaled() -> None:

@@ -33,7 +33,7 @@ def test_two_scalers_that_take_turns_do_not_forget_each_others_unscale() -> None
     assert [c.scaled for c in seen.log.calls if c.name == "clip"] == [False]
     subjects = [c.subject for c in seen.log.calls if c.name in ("scaler_step", "update")]
     assert subjects == ["scaler0", "scaler0", "scaler1", "scaler1"]
-    assert [(a.optimizer, a.scaler, a.scale) for a in seen.attempts.records] == [
+    assert [(a.optimizer, a.scaler, a.scale) for a in seen.steps.records] == [
         ("optimizer0", "scaler0", 1024.0), ("optimizer1", "scaler1", 256.0),
     ]  # fmt: skip
 

@@ -45,7 +45,11 @@ def _watched_training(change: Change, *, grows: bool = False, by_user: bool = Fa
 
     with watched() as seen:
         train(model, optimizer, own, between, 6)
-    records = [*seen.log.calls, *seen.attempts.records, *seen.attempts.changes.records]
+    records = [
+        *seen.log.calls,
+        *seen.steps.records,
+        *seen.steps.changes.records,
+    ]
     return RunView("as_is", "r1", records)
 
 
@@ -84,7 +88,7 @@ def test_the_record_against_arithmetic_done_apart() -> None:
         norms.append((before, torch.cat([g.flatten() for g in gradients]).double().norm().item()))
 
     run = _watched_training(both)
-    assert [(c.attempt, c.kind, c.changed) for c in run.gradient_changes] == [
+    assert [(c.step, c.kind, c.changed) for c in run.gradient_changes] == [
         (n, "factor", 4) for n in range(6)
     ]
     for change, (before, after) in zip(run.gradient_changes, norms, strict=True):
@@ -113,7 +117,7 @@ def test_a_replaced_gradient_counts_as_changed() -> None:
 
     with watched() as seen:
         train(model, optimizer, scaler(SCALE), replace, 4)
-    (clip,) = hand_clips(seen.attempts.changes.records)
+    (clip,) = hand_clips(seen.steps.changes.records)
     assert (clip.bounds, clip.limit) == ("norm", pytest.approx(1.0, rel=1e-4))
     assert all(c.line for c in clip.changes)
 
@@ -129,7 +133,7 @@ def test_accumulation_is_no_change() -> None:
                 own.scale(model(torch.randn(8, 4)).pow(2).mean() / 3).backward()
             own.step(optimizer)
             own.update()
-    assert seen.attempts.changes.records == []
+    assert seen.steps.changes.records == []
 
 
 def test_two_optimizers_are_judged_apart() -> None:
@@ -146,14 +150,14 @@ def test_two_optimizers_are_judged_apart() -> None:
                     clamp([p.grad for p in models[1].parameters() if p.grad is not None], SCALE)
                 own.step(optimizers[n])
             own.update()
-    assert {c.optimizer for c in seen.attempts.changes.records} == {"optimizer1"}
-    assert [c.optimizer for c in hand_clips(seen.attempts.changes.records)] == ["optimizer1"]
+    assert {c.optimizer for c in seen.steps.changes.records} == {"optimizer1"}
+    assert [c.optimizer for c in hand_clips(seen.steps.changes.records)] == ["optimizer1"]
 
 
-def _change(attempt: int, **facts: object) -> GradientChange:
+def _change(step: int, **facts: object) -> GradientChange:
     made: dict[str, object] = {
-        "attempt": attempt, "optimizer": "optimizer0", "scale": SCALE, "kind": "factor",
-        "changed": 4, "norm_before": 1000.0 + 100 * attempt, "norm_after": 1.0, "max_after": 0.5,
+        "step": step, "optimizer": "optimizer0", "scale": SCALE, "kind": "factor",
+        "changed": 4, "norm_before": 1000.0 + 100 * step, "norm_after": 1.0, "max_after": 0.5,
         "each_norm": None,
     }  # fmt: skip
     return GradientChange(**(made | facts))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Attempts at an optimizer step, against NumPy's arithmetic on the same gradients and weights."""
+"""Records of optimizer steps, against NumPy's arithmetic on the same gradients and weights."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_a_taken_step_against_numpy() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr)
     with watched() as seen:
         train(model, optimizer, scaler(), steps=1)
-    (attempt,) = seen.attempts.records
+    (step,) = seen.steps.records
     after = _flat(model)
-    assert (attempt.scaler, attempt.skipped, attempt.scale) == ("scaler0", False, 1024.0)
-    assert attempt.loss == pytest.approx(loss.item(), rel=1e-6)
-    assert attempt.grad_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
-    assert attempt.grad_max == pytest.approx(np.abs(gradient).max(), rel=1e-5)
-    assert attempt.grad_total == gradient.size
-    assert attempt.grad_zero == int((gradient == 0).sum())
-    assert attempt.moved_share == float((after != before).mean())
-    assert attempt.update_norm == pytest.approx(np.linalg.norm(after - before), rel=1e-6)
-    assert attempt.update_norm == pytest.approx(lr * np.linalg.norm(gradient), rel=1e-4)
-    assert (attempt.lr, attempt.backwards) == (lr, 1)
-    assert attempt.expected_change == pytest.approx(gradient @ (after - before), rel=1e-4)
+    assert (step.scaler, step.skipped, step.scale) == ("scaler0", False, 1024.0)
+    assert step.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert step.grad_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+    assert step.grad_max == pytest.approx(np.abs(gradient).max(), rel=1e-5)
+    assert step.grad_total == gradient.size
+    assert step.grad_zero == int((gradient == 0).sum())
+    assert step.moved_share == float((after != before).mean())
+    assert step.update_norm == pytest.approx(np.linalg.norm(after - before), rel=1e-6)
+    assert step.update_norm == pytest.approx(lr * np.linalg.norm(gradient), rel=1e-4)
+    assert (step.lr, step.backwards) == (lr, 1)
+    assert step.expected_change == pytest.approx(gradient @ (after - before), rel=1e-4)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -60,9 +60,9 @@ def test_a_sparse_gradient_counts_as_the_dense_one(sparse: bool) -> None:
         table(rows).square().sum().backward()
         optimizer.step()
     way = (table.weight.detach() - before).double()
-    (attempt,) = seen.attempts.records
-    assert attempt.grad_norm == pytest.approx(float(way.norm()) / 0.5, rel=1e-6)
-    assert attempt.expected_change == pytest.approx(-float(way.square().sum()) / 0.5, rel=1e-6)
+    (step,) = seen.steps.records
+    assert step.grad_norm == pytest.approx(float(way.norm()) / 0.5, rel=1e-6)
+    assert step.expected_change == pytest.approx(-float(way.square().sum()) / 0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -78,7 +78,7 @@ def test_the_share_of_second_moments_that_fell(dtype: torch.dtype) -> None:
             now = optimizer.state[weight]["exp_avg_sq"].clone()
             expected.append(float((now < before).sum() / 64))
             before = now
-    shares = [a.state_fell_share for a in seen.attempts.records]
+    shares = [a.state_fell_share for a in seen.steps.records]
     if dtype is torch.float32:  # it always can
         assert shares == [None] * 12
         return
@@ -137,7 +137,7 @@ def test_the_decay_that_rounding_takes_from_second_moments(
             due.append(float((fall / spacing)[falls].sum()))
             done.append(float(((old - now) / spacing)[falls].sum()))
             old = now
-    records = seen.attempts.records
+    records = seen.steps.records
     assert [a.state_decay for a in records] == [beta] * 12
     assert [a.state_fall_due for a in records[1:]] == pytest.approx(due[1:])
     assert [a.state_fall_done for a in records[1:]] == pytest.approx(done[1:])
@@ -153,7 +153,7 @@ def test_stochastic_rounding_keeps_the_decay() -> None:
         for step in range(60):
             weight.grad = torch.randn(64) * (4 if step < 6 else 0.1)
             optimizer.step()
-    records = seen.attempts.records[1:]
+    records = seen.steps.records[1:]
     due = sum(a.state_fall_due or 0.0 for a in records)
     assert sum(a.state_fall_done or 0.0 for a in records) == pytest.approx(due, rel=0.25)
 
@@ -167,8 +167,8 @@ def test_the_norm_is_unscaled_whoever_unscaled_it() -> None:
         with watched() as seen:
             train(model, optimizer, own, lambda step, f=by_user, s=own, o=optimizer:
                   s.unscale_(o) if f else None, 2)  # fmt: skip
-        norms.append([a.grad_norm for a in seen.attempts.records])
-        assert [a.unscaled_before for a in seen.attempts.records] == [by_user] * 2
+        norms.append([a.grad_norm for a in seen.steps.records])
+        assert [a.unscaled_before for a in seen.steps.records] == [by_user] * 2
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
@@ -188,10 +188,10 @@ def test_a_step_that_the_scaler_leaves_out_is_skipped_and_moves_nothing(fused: b
     weights.append(_flat(model))
     assert set(overflowed) == {True, False}
     still = [np.array_equal(a, b) for a, b in itertools.pairwise(weights)]
-    attempts = seen.attempts.records
-    assert [a.skipped for a in attempts] == overflowed == still
-    assert [a.moved_share == 0.0 for a in attempts] == overflowed
-    scales = [a.scale for a in attempts]
+    steps = seen.steps.records
+    assert [a.skipped for a in steps] == overflowed == still
+    assert [a.moved_share == 0.0 for a in steps] == overflowed
+    scales = [a.scale for a in steps]
     for now, after, bad in zip(scales, scales[1:], overflowed, strict=False):
         assert after == (now / 2 if bad else now)
 
@@ -214,7 +214,7 @@ def test_both_norms_of_a_script_that_clips(parts: int) -> None:
 
     with watched() as seen:
         train(model, optimizer, grad_scaler, clip, steps=3)
-    first, second, third = seen.attempts.records
+    first, second, third = seen.steps.records
     for record, norm in ((first, norms[0]), (second, norms[1])):
         assert record.unclipped_norm == pytest.approx(norm, rel=1e-5)
         assert record.grad_norm == pytest.approx(0.01 * math.sqrt(parts), rel=1e-3)
@@ -231,7 +231,7 @@ def test_a_clip_of_some_gradients_is_not_the_norm_of_all() -> None:
 
     with watched() as seen:
         train(model, optimizer, grad_scaler, clip, steps=1)
-    assert seen.attempts.records[0].unclipped_norm is None
+    assert seen.steps.records[0].unclipped_norm is None
 
 
 def test_a_step_that_the_script_calls_itself_has_no_scaler() -> None:
@@ -242,8 +242,8 @@ def test_a_step_that_the_script_calls_itself_has_no_scaler() -> None:
             for _ in range(3):
                 mse_loss(model(batch(step)[0]), batch(step)[1]).backward()
             optimizer.step()
-    attempts = seen.attempts.records
-    assert [(a.scaler, a.scale, a.backwards, a.attempt) for a in attempts] == [
+    steps = seen.steps.records
+    assert [(a.scaler, a.scale, a.backwards, a.step) for a in steps] == [
         ("", 1.0, 3, 0), ("", 1.0, 3, 1),
     ]  # fmt: skip
     assert "optimizer_step" in seen.names()
@@ -264,12 +264,12 @@ def test_lbfgs_whose_step_runs_the_closure_itself() -> None:
 
     with watched() as seen:
         optimizer.step(closure)
-    (attempt,) = seen.attempts.records
-    assert attempt.backwards == calls > 1
-    assert attempt.grad_norm == pytest.approx(np.linalg.norm(_flat(model, gradients=True)))
+    (step,) = seen.steps.records
+    assert step.backwards == calls > 1
+    assert step.grad_norm == pytest.approx(np.linalg.norm(_flat(model, gradients=True)))
 
 
-def test_every_parameters_gradient_is_kept_for_the_first_attempts_and_for_bad_ones() -> None:
+def test_every_parameters_gradient_is_kept_for_the_first_steps_and_for_bad_ones() -> None:
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
 
@@ -280,11 +280,11 @@ def test_every_parameters_gradient_is_kept_for_the_first_attempts_and_for_bad_on
     with watched() as seen:
         train(model, optimizer, scaler(), poison, 7)
     parameters = len(list(model.parameters()))
-    kept = [g.attempt for g in seen.attempts.gradients.records]
+    kept = [g.step for g in seen.steps.gradients.records]
     assert kept == [n for n in (0, 1, 2, 3, 5) for _ in range(parameters)]
-    bad = [g for g in seen.attempts.gradients.records if g.nonfinite]
-    assert [(g.attempt, g.order, g.nonfinite) for g in bad] == [(5, 3, 1)]
-    assert [a.attempt for a in seen.attempts.records if a.skipped] == [5]
+    bad = [g for g in seen.steps.gradients.records if g.nonfinite]
+    assert [(g.step, g.order, g.nonfinite) for g in bad] == [(5, 3, 1)]
+    assert [a.step for a in seen.steps.records if a.skipped] == [5]
 
 
 def test_half_state_and_its_dead_second_moments() -> None:
@@ -295,11 +295,11 @@ def test_half_state_and_its_dead_second_moments() -> None:
     with watched() as seen:
         weight.grad = gradient
         optimizer.step()
-    (attempt,) = seen.attempts.records
+    (step,) = seen.steps.records
     second = (np.float16(0.001) * gradient.numpy() * gradient.numpy()).astype(np.float16)
-    assert attempt.state_zero_share == float((second == 0).mean())
-    assert (attempt.weight_dtypes, attempt.state_dtypes) == ("fp16", "fp16")
-    assert attempt.eps == 1e-4
+    assert step.state_zero_share == float((second == 0).mean())
+    assert (step.weight_dtypes, step.state_dtypes) == ("fp16", "fp16")
+    assert step.eps == 1e-4
 
 
 def test_too_many_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,8 +307,8 @@ def test_too_many_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     model = small_net()
     with watched() as seen:
         train(model, torch.optim.SGD(model.parameters(), 0.1), scaler(), steps=1)
-    (attempt,) = seen.attempts.records
-    assert (attempt.moved_share, attempt.update_norm) == (None, None)
+    (step,) = seen.steps.records
+    assert (step.moved_share, step.update_norm) == (None, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -326,7 +326,7 @@ def test_weights_that_the_script_rounds_between_steps(dtype: torch.dtype) -> Non
             rounded()
             starts.append(_flat(model))
             train(model, optimizer, scaler(), steps=1)
-    records = seen.attempts.records
+    records = seen.steps.records
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     assert [a.held_in for a in records] == [name] * 3
     assert records[0].moved_since is None
@@ -339,19 +339,19 @@ def test_weights_that_nothing_rounds_stay_where_a_step_left_them() -> None:
     model = small_net()
     with watched() as seen:
         train(model, torch.optim.SGD(model.parameters(), 0.1), scaler(), steps=3)
-    assert [a.held_in for a in seen.attempts.records] == [""] * 3
-    moved = [a.moved_share for a in seen.attempts.records[:-1]]
-    assert [a.moved_since for a in seen.attempts.records[1:]] == pytest.approx(moved, abs=0.05)
+    assert [a.held_in for a in seen.steps.records] == [""] * 3
+    moved = [a.moved_share for a in seen.steps.records[:-1]]
+    assert [a.moved_since for a in seen.steps.records[1:]] == pytest.approx(moved, abs=0.05)
 
 
-def test_a_clone_of_the_training_sees_the_same_attempts() -> None:
+def test_a_clone_of_the_training_sees_the_same_steps() -> None:
     """Nothing of one watch leaks into the next."""
     model = small_net()
     seen_twice = []
     for own in (model, copy.deepcopy(model)):
         with watched() as seen:
             train(own, torch.optim.Adam(own.parameters(), 0.01), scaler(), steps=3)
-        seen_twice.append([replace(r, ended_at=None) for r in seen.attempts.records])
+        seen_twice.append([replace(r, ended_at=None) for r in seen.steps.records])
     assert seen_twice[0] == seen_twice[1]
 
 
@@ -362,9 +362,9 @@ def test_options_that_are_no_single_number_are_not_recorded() -> None:
     optimizer.param_groups[0]["eps"] = (None, 1e-3)
     with watched() as seen:
         train(model, optimizer, scaler(), steps=1)
-    (attempt,) = seen.attempts.records
-    assert decode_observation(*encode_observation(attempt)) == attempt
-    assert (attempt.lr, attempt.eps) == (pytest.approx(0.01), None)
+    (step,) = seen.steps.records
+    assert decode_observation(*encode_observation(step)) == step
+    assert (step.lr, step.eps) == (pytest.approx(0.01), None)
     optimizer.param_groups[0]["lr"] = None
     assert math.isnan(lr_of(optimizer))
 
@@ -396,7 +396,7 @@ def test_a_step_inside_another_leaves_the_outer_ones_weights() -> None:
     before, optimizer = _flat(model), _Outer(torch.optim.SGD(model.parameters(), 0.1))
     with watched() as seen:
         _train_by_hand(model, optimizer)
-    inner, outer = seen.attempts.records
+    inner, outer = seen.steps.records
     after = _flat(model)
     assert (inner.optimizer, outer.optimizer) == ("optimizer1", "optimizer0")
     assert inner.update_norm == pytest.approx(np.linalg.norm(2 * after - before), rel=1e-5)
@@ -430,4 +430,4 @@ def test_copies_of_a_step_that_raised_are_freed() -> None:
 
         lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=4)
         lbfgs.step(closure)
-    assert seen.attempts.records[-1].moved_share == 1.0
+    assert seen.steps.records[-1].moved_share == 1.0

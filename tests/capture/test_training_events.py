@@ -60,10 +60,10 @@ class Heard:
 
     def after_step(self, optimizer: Optimizer) -> None: ...
 
-    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
         self.skips.append(skipped)
 
-    def attempt_dropped(self, optimizer: Optimizer) -> None: ...
+    def optimizer_dropped(self, optimizer: Optimizer) -> None: ...
 
 
 class CallsInside(torch.optim.SGD):
@@ -270,7 +270,7 @@ def test_calls_after_a_scalers_step_that_could_not_be_read_are_not_nested(
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with watched() as seen:
-        monkeypatch.setattr(type(seen.attempts), "before_scaler_step", fails)
+        monkeypatch.setattr(type(seen.steps), "before_scaler_step", fails)
         with pytest.raises(ZeroDivisionError):
             train(model, optimizer, scaler(), steps=1)
         optimizer.zero_grad()

@@ -73,7 +73,7 @@ def test_a_search_for_the_scale_in_a_short_run_is_no_failed_fix(count: int) -> N
     "not cured"; with enough of them it is cured."""
     losses = [1.5 - 1.2 * i / count for i in range(count)]
     fixed = run(but(steps(losses), range(11), **OVERFLOWED))
-    fixed = run([replace(a, scale=2.0 ** max(16 - i, 5)) for i, a in enumerate(fixed.attempts)])
+    fixed = run([replace(a, scale=2.0 ** max(16 - i, 5)) for i, a in enumerate(fixed.steps)])
     before = evidence(run(but(steps([NAN] * count, **OVERFLOWED), ())), fp32_run(steps(losses)))
     found = is_cured(ANY, before, fixed, None)
     assert found is (True if count >= 30 else None)
@@ -85,7 +85,7 @@ def test_a_control_that_does_not_train_proves_nothing() -> None:
 
 
 def test_several_optimizers_are_not_compared_by_their_losses() -> None:
-    two = [replace(a, optimizer=f"optimizer{a.attempt % 2}") for a in steps(FLAT)]
+    two = [replace(a, optimizer=f"optimizer{a.step % 2}") for a in steps(FLAT)]
     assert follows(run(two), fp32_run(two)) is True
     assert follows(run(steps(FALLING)), None) is None
 

@@ -134,9 +134,9 @@ def test_divergence_keeps_its_consequences_with_it() -> None:
     # The overflow of half precision follows from the growth that fp32 shows as well.
     usual = diverging()
     assert usual.fp32 is not None
-    late = dataclasses.replace(ACTIVATION, attempt=4)
+    late = dataclasses.replace(ACTIVATION, step=4)
     broken = steps((1.0, 10.0, 100.0, 1e3, *(NAN,) * 26))
-    made = evidence(run([dataclasses.replace(a, skipped=a.attempt > 3) for a in broken], late),
+    made = evidence(run([dataclasses.replace(a, skipped=a.step > 3) for a in broken], late),
                     usual.fp32)  # fmt: skip
     diagnosis = diagnose(made)
     assert causes(diagnosis)[0] == "not_amp_divergence"

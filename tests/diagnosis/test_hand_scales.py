@@ -181,5 +181,5 @@ def test_a_weight_of_the_loss_is_no_loss_scale_in_the_controls_either(tmp_path: 
         ids = [runner.start(script, (), control) for control in ("as_is", "fp32", "bf16")]
         views = [RunView("", i, runner.fetch(i).run.observations) for i in ids]
     for view in views:
-        losses = [a.loss or 0.0 for a in view.attempts]
+        losses = [a.loss or 0.0 for a in view.steps]
         assert losses[4] == pytest.approx(3e4 * losses[3], rel=0.05)

@@ -13,22 +13,22 @@ from rich.console import Console
 
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.observations import Attempt, BadOp, ParameterGradient, Scan
+from ampscope.observations import BadOp, OptimizerStep, ParameterGradient, Scan
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
 from ampscope.report.markdown import to_markdown
 from ampscope.report.terminal import print_report
 from ampscope.store.reader import Reader
 from tests.helpers import script_stores
-from tests.helpers.script_stores import FALLING, attempt, bad_op, healthy_run, run, seen
+from tests.helpers.script_stores import FALLING, bad_op, healthy_run, one_step, run, seen
 
-FLAT: list[Attempt] = [attempt(i, 1.5 - 0.001 * i) for i in range(12)]
+FLAT: list[OptimizerStep] = [one_step(i, 1.5 - 0.001 * i) for i in range(12)]
 # NaN came to the loss at step 4, from an op of a kind that no rule knows.
 UNKNOWN: BadOp = replace(
-    bad_op(), op="aten.log", attempt=4, count=8, fp32_max=None, fp32_finite=None, dtype="fp32"
+    bad_op(), op="aten.log", step=4, count=8, fp32_max=None, fp32_finite=None, dtype="fp32"
 )
 BAD = [
-    attempt(i, x if i < 4 else float("nan"), grad_nonfinite=0 if i < 4 else 9)
+    one_step(i, x if i < 4 else float("nan"), grad_nonfinite=0 if i < 4 else 9)
     for i, x in enumerate(FALLING)
 ]
 
@@ -36,8 +36,8 @@ BAD = [
 def diagnosed(
     path: Path, *observations: object, fp32: bool = True, **outcome: object
 ) -> DiagnosisResult:
-    made = [o for o in observations if isinstance(o, Attempt)]
-    others = [o for o in observations if not isinstance(o, Attempt)]
+    made = [o for o in observations if isinstance(o, OptimizerStep)]
+    others = [o for o in observations if not isinstance(o, OptimizerStep)]
     head = run(path, "as_is", seen(made, *others, **outcome))  # type: ignore[arg-type]  # by hand
     if fp32:
         healthy_run(path, "fp32")
@@ -158,7 +158,7 @@ def test_other_random_numbers_in_bf16_are_no_lack_of_a_seed(tmp_path: Path) -> N
 
 
 def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
-    made = [attempt(i, x, scaler="", scale=1.0) for i, x in enumerate(FALLING)]
+    made = [one_step(i, x, scaler="", scale=1.0) for i, x in enumerate(FALLING)]
     facts = {"flop_dtypes": ("fp16",), "flop_counts": (9,), "traced_ops": 9}
     calls = [o for o in seen(made, **facts) if getattr(o, "name", "") not in ("scale",)]
     path = tmp_path / "r.db"

@@ -119,13 +119,13 @@ def two_tapes(at_once: bool) -> Any:
                 optimizers[0].apply(found[0], models[0].trainable_variables)
             optimizers[1].apply(found[1], models[1].trainable_variables)
     return {
-        "true": true, "losses": [a.loss for a in recorder.attempts], "sums": sums,
+        "true": true, "losses": [a.loss for a in recorder.optimizer_steps], "sums": sums,
         "scaled": [c.scaled for c in recorder.calls if c.name == "backward"],
     }  # fmt: skip
 
 
 def accumulated() -> list[float | None]:
-    """Nine calls whose weights move at each third; the shares that moved, by attempt."""
+    """Nine calls whose weights move at each third; the shares that moved, by step."""
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
@@ -136,7 +136,7 @@ def accumulated() -> list[float | None]:
                 loss = tf.reduce_mean(model(np.ones((8, 4))))
             found = tape.gradient(loss, model.trainable_variables)
             optimizer.apply(found, model.trainable_variables)
-    return [a.moved_share for a in recorder.attempts]
+    return [a.moved_share for a in recorder.optimizer_steps]
 
 
 def main() -> None:
@@ -151,7 +151,7 @@ def main() -> None:
                 seen = train(make, policy)
             cases[f"{make.__name__} {policy}"] = {
                 "same": plain[0] == seen[0], "steps": recorder.steps, "notes": notes,
-                "loss": plain[1], "losses": [a.loss for a in recorder.attempts],
+                "loss": plain[1], "losses": [a.loss for a in recorder.optimizer_steps],
                 "paths": [m.path for m in recorder.take().modules],
                 "bad": [[b.module, b.op, b.fp32_finite, b.fp32_max, b.line, b.inputs[0].max_abs]
                         for b in recorder.bad_layers.records()],

@@ -189,7 +189,7 @@ def remembered() -> dict[str, int]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             recorder = watch._fit._recorder  # type: ignore[union-attr]
             watch._fit.run._now = lambda: 1e9 + recorder.steps  # a second a step, from now on
-            found.update(attempts=len(recorder.attempts), calls=len(recorder.calls))
+            found.update(steps=len(recorder.optimizer_steps), calls=len(recorder.calls))
 
     eager().fit(X, Y, batch_size=16, verbose=0, callbacks=[watch, Last()])
     return found

@@ -232,8 +232,8 @@ def losses(folder: Path) -> dict[str, Any]:
             scaler.step(optimizer)
             scaler.update()
             optimizer.clear_grad()
-    found = [a.loss for a in recorder.attempts]
-    counts = [a.backwards for a in recorder.attempts]
+    found = [a.loss for a in recorder.optimizer_steps]
+    counts = [a.backwards for a in recorder.optimizer_steps]
     return {"recorded": found, "true": true, "backwards": counts}
 
 

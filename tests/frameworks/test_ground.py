@@ -160,7 +160,7 @@ def fp32(*numbers: float) -> Values:
     return Values.of(np.array(numbers, np.float32))
 
 
-def test_a_step_becomes_an_attempt_with_unscaled_gradients() -> None:
+def test_a_step_is_recorded_with_unscaled_gradients() -> None:
     recorder = Recorder(Cadence())
     recorder.step(
         StepFacts(
@@ -173,12 +173,12 @@ def test_a_step_becomes_an_attempt_with_unscaled_gradients() -> None:
             after={"fc1.weight": fp32(-0.5, 2.0), "fc1.bias": fp32(-2.0)},
         )
     )
-    (attempt,) = recorder.attempts
-    assert (attempt.grad_total, attempt.grad_zero, attempt.grad_nonfinite) == (3, 1, 0)
-    assert attempt.grad_norm == pytest.approx(5.0)  # 3 and 4
-    assert attempt.grad_max == 4.0
-    assert attempt.moved_share == pytest.approx(2 / 3)
-    assert attempt.update_norm == pytest.approx(2.5)  # 1.5 and 2
+    (step,) = recorder.optimizer_steps
+    assert (step.grad_total, step.grad_zero, step.grad_nonfinite) == (3, 1, 0)
+    assert step.grad_norm == pytest.approx(5.0)  # 3 and 4
+    assert step.grad_max == 4.0
+    assert step.moved_share == pytest.approx(2 / 3)
+    assert step.update_norm == pytest.approx(2.5)  # 1.5 and 2
     assert [call.name for call in recorder.calls] == ["scale", "backward", "scaler_step"]
     frames = {frame.role: frame for frame in recorder.take().frames}
     assert frames[Role.WEIGHT_GRAD].scale == 1024.0
@@ -208,7 +208,7 @@ def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
         recorder.step(StepFacts(loss=math.nan, scale=None, skipped=False, lr=0.1))
     (bad,) = recorder.bad_layers.records()
     assert (bad.module, bad.fp32_max, bad.count, bad.reached_loss) == ("fc1", 90000.0, 2, True)
-    assert (bad.pos_inf, bad.nan, bad.last_attempt) == (1, 0, 1)
+    assert (bad.pos_inf, bad.nan, bad.last_step) == (1, 0, 1)
 
 
 def test_what_holds_a_bad_layer_is_not_blamed_and_what_is_named_like_it_is() -> None:

@@ -183,7 +183,7 @@ def test_two_tapes_side_by_side_have_each_its_loss_and_gradients(in_process: Any
         assert case["sums"] == [1024.0 * factor for factor in (2, 2, 3, 3)] * 2
 
 
-def test_where_gradients_are_accumulated_a_move_of_the_weights_is_an_attempt(
+def test_where_gradients_are_accumulated_a_move_of_the_weights_is_a_step(
     in_process: Any,
 ) -> None:
     assert in_process["accumulated"] == [1.0] * 3

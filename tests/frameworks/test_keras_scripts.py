@@ -75,7 +75,7 @@ def test_the_overflow_is_in_the_layer_that_was_planted(runs: Runs) -> None:
     (bad,) = runs["keras_overflow", "as_is"].bad_ops
     assert (bad.module, bad.op, bad.dtype) == ("wide", "layer.linear", "fp16")
     assert bad.reached_loss
-    assert bad.attempt == 0
+    assert bad.step == 0
     assert bad.count == 32
     assert bad.fp32_finite
     assert bad.fp32_max > 65504  # beyond fp16
@@ -89,27 +89,27 @@ def test_scales_follow_keras_rules(runs: Runs) -> None:
     run = runs["keras_scale_high", "as_is"]
     policy, settings = POLICIES["keras"], ScalerSettings(2.0**40, 2000)
     state = policy.start(settings)
-    for attempt in run.attempts:
-        assert attempt.scale == state.scale
-        assert attempt.skipped == (attempt.grad_nonfinite > 0)
-        state = policy.step(state, attempt.skipped, settings)
+    for step in run.steps:
+        assert step.scale == state.scale
+        assert step.skipped == (step.grad_nonfinite > 0)
+        state = policy.step(state, step.skipped, settings)
     assert len(run.skips) > 12
 
 
 def test_the_broken_sample_is_seen_before_the_model_is(runs: Runs) -> None:
     for control in ("as_is", "fp32"):
         bad = [s for s in runs["keras_nan_data", control].scans if s.moment == "batch" and s.nan]
-        assert next((s.attempt, s.nan, s.name) for s in bad) == (200 // 32, 1, "input")
+        assert next((s.step, s.nan, s.name) for s in bad) == (200 // 32, 1, "input")
     # AMP skips it once an epoch of 20 batches, and goes on.
     assert runs["keras_nan_data", "as_is"].skips == [6, 26]
     assert math.isnan(runs["keras_nan_data", "fp32"].losses[-1])
 
 
 def test_half_state_is_seen(runs: Runs) -> None:
-    first = runs["keras_half_state", "as_is"].attempts[0]
+    first = runs["keras_half_state", "as_is"].steps[0]
     assert (first.state_dtypes, first.weight_dtypes, first.eps) == ("fp16", "fp16", 1e-8)
     assert first.state_zero_share > 0.5  # squares of small gradients
-    control = runs["keras_half_state", "fp32"].attempts[0]
+    control = runs["keras_half_state", "fp32"].steps[0]
     assert (control.state_dtypes, control.weight_dtypes) == ("fp32", "fp32")
     # The control begins with the very weights of the script, so the first losses agree.
     assert control.loss == pytest.approx(first.loss, rel=2e-3)
@@ -121,18 +121,18 @@ def test_controls_change_precision_and_scaler(runs: Runs) -> None:
         control = runs[name, "fp32"]
         assert control.outcome.uses_autocast == ""
         assert not control.skips
-        assert {a.scale for a in control.attempts} == {1.0}
+        assert {a.scale for a in control.steps} == {1.0}
         assert control.outcome.notes == ()
 
 
 def test_a_healthy_loop_is_recorded_as_it_was_written(runs: Runs) -> None:
     run = runs["keras_healthy_loop", "as_is"]
-    assert [a.lr for a in run.attempts[:2]] == pytest.approx(
+    assert [a.lr for a in run.steps[:2]] == pytest.approx(
         [5e-3 * (1 + math.cos(math.pi * k / 64)) / 2 for k in (0, 1)], rel=1e-5
     )
     names = {g.name for g in run.gradients}
     assert {"head.kernel", "norm.gamma", "attention._query_dense.kernel"} <= names
-    assert {a.backwards for a in run.attempts} == {1}
+    assert {a.backwards for a in run.steps} == {1}
     assert run.losses[-1] < run.losses[0] / 2
 
 
@@ -141,5 +141,5 @@ def test_what_a_script_asks_for_and_does_not_get_is_said(tmp_path: Path) -> None
     backend, graphs = sorted(run.outcome.notes)
     assert "asks for Keras on jax; it was run on TensorFlow" in backend
     assert "asks for graphs" in graphs
-    assert len(run.attempts) == 3 * 8
+    assert len(run.steps) == 3 * 8
     assert run.losses[-1] < run.losses[0] / 2

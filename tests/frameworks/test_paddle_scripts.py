@@ -85,23 +85,21 @@ def test_a_nan_in_the_data_is_seen_before_any_layer(
 ) -> None:
     for control in ("as_is", "fp32"):
         batches = [s for s in views["paddle_nan_data"][control].scans if s.moment == "batch"]
-        assert [s.attempt for s in batches if s.nan] == list(range(4, 40, 5))
+        assert [s.step for s in batches if s.nan] == list(range(4, 40, 5))
         assert {s.nan for s in batches} == {0, 1}
 
 
 def test_accumulation_and_schedule_are_seen(views: dict[str, dict[str, RunView]]) -> None:
     run = views["paddle_healthy_o2"]["as_is"]
-    assert len(run.attempts) == 30
-    assert {a.backwards for a in run.attempts} == {2}
+    assert len(run.steps) == 30
+    assert {a.backwards for a in run.steps} == {2}
     # StepDecay by hand: 0.02 halved every ten optimizer steps.
-    assert [a.lr for a in run.attempts] == pytest.approx(
-        [0.02 * 0.5 ** (i // 10) for i in range(30)]
-    )
-    assert {a.weight_dtypes for a in run.attempts} == {"fp16+fp32"}  # BatchNorm stays fp32
-    assert {a.state_dtypes for a in run.attempts} == {"fp32"}
-    fp32 = views["paddle_healthy_o2"]["fp32"].attempts
-    assert run.attempts[0].loss == pytest.approx(fp32[0].loss, rel=5e-3)
-    assert run.attempts[0].grad_norm == pytest.approx(fp32[0].grad_norm, rel=2e-2)
+    assert [a.lr for a in run.steps] == pytest.approx([0.02 * 0.5 ** (i // 10) for i in range(30)])
+    assert {a.weight_dtypes for a in run.steps} == {"fp16+fp32"}  # BatchNorm stays fp32
+    assert {a.state_dtypes for a in run.steps} == {"fp32"}
+    fp32 = views["paddle_healthy_o2"]["fp32"].steps
+    assert run.steps[0].loss == pytest.approx(fp32[0].loss, rel=5e-3)
+    assert run.steps[0].grad_norm == pytest.approx(fp32[0].grad_norm, rel=2e-2)
 
 
 def test_fixes_cure_what_they_are_for(views: dict[str, dict[str, RunView]], tmp_path: Path) -> None:
@@ -116,17 +114,17 @@ def test_fixes_cure_what_they_are_for(views: dict[str, dict[str, RunView]], tmp_
     assert after("paddle_scale_too_high", "init_scale:1024").skips == []
     scaled = after("paddle_underflow", "add_scaler")
     assert scaled.has_scaler
-    before, fp32 = (views["paddle_underflow"][c].attempts[0] for c in ("as_is", "fp32"))
+    before, fp32 = (views["paddle_underflow"][c].steps[0] for c in ("as_is", "fp32"))
     assert before.grad_zero > 0.9 * before.grad_total
-    assert scaled.attempts[len(scaled.skips)].grad_zero < 0.05 * fp32.grad_total
+    assert scaled.steps[len(scaled.skips)].grad_zero < 0.05 * fp32.grad_total
     slower = after("paddle_learning_rate", "lr:0.002")
-    assert slower.attempts[0].lr == pytest.approx(0.01)
-    assert not slower.bad_loss_attempts
+    assert slower.steps[0].lr == pytest.approx(0.01)
+    assert not slower.bad_loss_steps
     constant = after("paddle_scale_too_high", "scale:256;growth_interval:2")
-    assert {a.scale for a in constant.attempts} == {256.0}
+    assert {a.scale for a in constant.steps} == {256.0}
 
 
 def test_a_script_that_raises_and_one_that_is_stopped(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     stopped = script_view(store, "paddle_healthy", steps=5)
-    assert (stopped.outcome.ended, len(stopped.attempts)) == ("steps", 5)
+    assert (stopped.outcome.ended, len(stopped.steps)) == ("steps", 5)

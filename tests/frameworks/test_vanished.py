@@ -63,7 +63,7 @@ def test_the_sum_inside_is_a_silent_suspect() -> None:
     recorder = trained(share(lambda: inside, half(700.0)))
     (op,) = recorder.bad_layers.records()
     assert (op.op, op.module, op.count, op.reached_loss) == ("aten.sum", "share", STEPS, False)
-    view = RunView("as_is", "as_is", [*recorder.attempts, op])
+    view = RunView("as_is", "as_is", [*recorder.optimizer_steps, op])
     assert silent_suspects(view) == [op]
 
 

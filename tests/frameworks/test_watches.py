@@ -108,7 +108,7 @@ def test_nothing_stays_open_and_no_memory_grows(tmp_path: Path) -> None:
     run._now = lambda: float(recorder.steps)  # type: ignore[method-assign]  # a second a step
     for _ in range(300):
         step(recorder)
-    kept = recorder.attempts, recorder.calls, recorder.gradients, recorder.scans
+    kept = recorder.optimizer_steps, recorder.calls, recorder.gradients, recorder.scans
     assert max(len(records) for records in kept) < 10
     run.take(recorder)
     run.close(State.FINISHED)

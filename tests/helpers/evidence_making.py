@@ -18,9 +18,9 @@ from typing import Any
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.findings import Diagnosis, diagnose
-from ampscope.observations import Attempt, BadOp, Call, Observation, Operand, Outcome, Scan
+from ampscope.observations import BadOp, Call, Observation, Operand, OptimizerStep, Outcome, Scan
 from ampscope.rules.verdict import Status, Verdict
-from tests.helpers.script_stores import attempt
+from tests.helpers.script_stores import one_step
 
 NAN, INF = math.nan, math.inf
 STEPS = 30
@@ -51,23 +51,25 @@ SCALED_LOOP = (ZERO, SCALE, BACKWARD, STEP, UPDATE)
 FP32_LOOP = (ZERO, PLAIN_BACKWARD, DIRECT_STEP)
 
 
-def steps(losses: Sequence[float | None] = FALLING, **facts: Any) -> list[Attempt]:
-    """One attempt a loss, each healthy but for ``facts``."""
-    return [attempt(number, loss, **facts) for number, loss in enumerate(losses)]
+def steps(losses: Sequence[float | None] = FALLING, **facts: Any) -> list[OptimizerStep]:
+    """One step a loss, each healthy but for ``facts``."""
+    return [one_step(number, loss, **facts) for number, loss in enumerate(losses)]
 
 
-def but(made: Sequence[Attempt], where: Iterable[int], **facts: object) -> list[Attempt]:
-    """The same attempts with ``facts`` in those numbered in ``where``."""
+def but(
+    made: Sequence[OptimizerStep], where: Iterable[int], **facts: object
+) -> list[OptimizerStep]:
+    """The same steps with ``facts`` in those numbered in ``where``."""
     chosen = set(where)
     return [
-        replace(a, **facts) if a.attempt in chosen else a  # type: ignore[arg-type]  # by name
+        replace(a, **facts) if a.step in chosen else a  # type: ignore[arg-type]  # by name
         for a in made
     ]
 
 
-def search(made: Sequence[Attempt], init: float, skips: int) -> list[Attempt]:
+def search(made: Sequence[OptimizerStep], init: float, skips: int) -> list[OptimizerStep]:
     """The scale starts at ``init`` and is halved by each of ``skips`` overflows at the start."""
-    scaled = [replace(a, scale=init / 2.0 ** min(a.attempt, skips)) for a in made]
+    scaled = [replace(a, scale=init / 2.0 ** min(a.step, skips)) for a in made]
     return but(scaled, range(skips), **OVERFLOWED)
 
 
@@ -76,19 +78,19 @@ def log(
 ) -> list[Call]:
     """``pattern`` once a loss, numbered; the call in place n stands at line n of train.py."""
     calls: list[Call] = []
-    attempts = 0
+    steps = 0
     for loss in losses:
         for place, call in enumerate(pattern, 1):
             value = loss if call.name == "backward" else call.value
             line = call.line or f"train.py:{place}"
             seq = start + len(calls)
-            calls.append(replace(call, seq=seq, attempt=attempts, value=value, line=line))
-            attempts += call.name in ("scaler_step", "optimizer_step")
+            calls.append(replace(call, seq=seq, step=steps, value=value, line=line))
+            steps += call.name in ("scaler_step", "optimizer_step")
     return calls
 
 
 def run(
-    made: Sequence[Attempt],
+    made: Sequence[OptimizerStep],
     *others: Observation,
     calls: Sequence[Call] | None = None,
     control: str = "as_is",
@@ -98,13 +100,13 @@ def run(
     if calls is None:
         plain = bool(made) and not made[0].scaler
         calls = log(FP32_LOOP if plain else SCALED_LOOP, [a.loss for a in made])
-    ended = {"ended": "returned", "attempts": len(made), "uses_autocast": "fp16"} | outcome
+    ended = {"ended": "returned", "steps": len(made), "uses_autocast": "fp16"} | outcome
     end = Outcome(**ended)  # type: ignore[arg-type]  # fields by name
     return RunView(control, control, [*calls, *made, *others, end])
 
 
 def fp32_run(
-    made: Sequence[Attempt] | None = None, *others: Observation, **outcome: object
+    made: Sequence[OptimizerStep] | None = None, *others: Observation, **outcome: object
 ) -> RunView:
     """The control in fp32; it learns unless told otherwise."""
     own = (
@@ -136,10 +138,10 @@ def tensor(max_abs: float | None = 1.0, **facts: object) -> Operand:
 def bad_op(name: str, *inputs: Operand, **facts: object) -> BadOp:
     """A forward op in fp16 whose finite inputs gave infinity in every step, and NaN losses."""
     usual = BadOp(
-        id=0, kind="nonfinite", attempt=0, phase="forward", op=name, node="", module=MODULE,
+        id=0, kind="nonfinite", step=0, phase="forward", op=name, node="", module=MODULE,
         module_type="Block", line=LINE, code="h = f(x)", dtype="fp16",
         inputs=inputs or (tensor(),), scalars=(), nan=0, pos_inf=40, neg_inf=0, total=2048,
-        fp32_max=None, fp32_finite=True, autocast=True, count=STEPS, last_attempt=STEPS - 1,
+        fp32_max=None, fp32_finite=True, autocast=True, count=STEPS, last_step=STEPS - 1,
         reached_loss=True, reached_gradient=True,
     )  # fmt: skip
     return replace(usual, **facts)  # type: ignore[arg-type]  # fields by name

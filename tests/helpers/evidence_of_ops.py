@@ -102,8 +102,8 @@ def fully_masked_row() -> Evidence:
 def empty_loss() -> Evidence:
     """pytorch#70348: batch 3 has no label; its loss is NaN everywhere, its gradients are zero."""
     nll = bad_op(
-        "aten.nll_loss_forward", tensor(0.0), nan=1, pos_inf=0, total=1, attempt=3, count=1,
-        last_attempt=3, module="", dtype="fp32", reached_gradient=False,
+        "aten.nll_loss_forward", tensor(0.0), nan=1, pos_inf=0, total=1, step=3, count=1,
+        last_step=3, module="", dtype="fp32", reached_gradient=False,
     )  # fmt: skip
     losses = [NAN if n == 3 else x for n, x in enumerate(FALLING)]
     made = but(steps(losses), [3], grad_zero=1000)

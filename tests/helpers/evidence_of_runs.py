@@ -93,26 +93,26 @@ def state_lost() -> Evidence:
     """ultralytics#22189: a steady scale of 2^-5 before, 2^16 after, and 21 steps are skipped."""
     before = [replace(a, scale=2.0**-5) for a in steps(FALLING)]
     after = search(steps(FALLING), 65536.0, 21)
-    moved = [replace(a, attempt=a.attempt + STEPS) for a in after]
+    moved = [replace(a, step=a.step + STEPS) for a in after]
     first = log(SCALED_LOOP)
-    load = replace(LOAD, seq=len(first), attempt=STEPS)
-    second = [replace(c, attempt=c.attempt + STEPS) for c in log(SCALED_LOOP, start=len(first) + 1)]
+    load = replace(LOAD, seq=len(first), step=STEPS)
+    second = [replace(c, step=c.step + STEPS) for c in log(SCALED_LOOP, start=len(first) + 1)]
     return evidence(run([*before, *moved], calls=[*first, load, *second]))
 
 
 def two_optimizers(own_scalers: bool = False, zeros: int = 1000) -> Evidence:
     """stylegan2-pytorch#100: one overflows in each step, and the other ends with zero gradients."""
     critic = but(steps(FLAT), range(STEPS), **OVERFLOWED)
-    critic = [replace(a, attempt=2 * a.attempt, scale=2.0 ** (16 - a.attempt)) for a in critic]
+    critic = [replace(a, step=2 * a.step, scale=2.0 ** (16 - a.step)) for a in critic]
     other = [
         replace(
-            a, attempt=2 * a.attempt + 1, optimizer="optimizer1", scale=2.0 ** (16 - a.attempt),
+            a, step=2 * a.step + 1, optimizer="optimizer1", scale=2.0 ** (16 - a.step),
             scaler="scaler1" if own_scalers else "scaler0",
-            grad_zero=zeros if a.attempt > 20 else 0,
+            grad_zero=zeros if a.step > 20 else 0,
         )
         for a in steps(FLAT)
     ]  # fmt: skip
-    made = sorted([*critic, *other], key=lambda a: a.attempt)
+    made = sorted([*critic, *other], key=lambda a: a.step)
     return evidence(run(made))
 
 
@@ -166,7 +166,7 @@ def poisoned_statistics() -> Evidence:
 
 def bad_batch() -> Evidence:
     """Marigold#111: a NaN in batch 7; AMP skips that step, fp32 never recovers."""
-    batch = scan("batch", "batch", "input 0 of Depth", nan=1, attempt=7)
+    batch = scan("batch", "batch", "input 0 of Depth", nan=1, step=7)
     own = but(steps(), [7], loss=NAN, **OVERFLOWED)
     dead = but(steps([*FALLING[:7], *(NAN,) * 23]), range(7, STEPS), grad_nonfinite=1000)
     return evidence(

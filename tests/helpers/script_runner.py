@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
-from ampscope.observations import Attempt, Outcome
+from ampscope.observations import OptimizerStep, Outcome
 from ampscope.records import RunSpec
 
 BASE = """\
@@ -64,8 +64,8 @@ class Ran:
         return next(o for o in reversed(self.run.observations) if isinstance(o, Outcome))
 
     @property
-    def attempts(self) -> list[Attempt]:
-        return [o for o in self.run.observations if isinstance(o, Attempt)]
+    def steps(self) -> list[OptimizerStep]:
+        return [o for o in self.run.observations if isinstance(o, OptimizerStep)]
 
 
 class Runner:

@@ -13,12 +13,12 @@ from pathlib import Path
 from ampscope.observations import (
     COMPILED_FRAMES,
     COMPILED_NOTE,
-    Attempt,
     BadOp,
     Call,
     Kernel,
     Observation,
     Operand,
+    OptimizerStep,
     OpUse,
     Outcome,
     Scan,
@@ -35,10 +35,10 @@ FALLING = [1.5 - 0.1 * i for i in range(STEPS)]
 NAN = math.nan
 
 
-def attempt(number: int, loss: float | None, **changed: object) -> Attempt:
+def one_step(number: int, loss: float | None, **changed: object) -> OptimizerStep:
     """A healthy step of an fp16 script with a scaler, but for what is ``changed``."""
-    healthy = Attempt(
-        attempt=number,
+    healthy = OptimizerStep(
+        step=number,
         optimizer="optimizer0",
         scaler="scaler0",
         loss=loss,
@@ -63,9 +63,9 @@ def attempt(number: int, loss: float | None, **changed: object) -> Attempt:
     return replace(healthy, **changed)  # type: ignore[arg-type]  # fields by name
 
 
-def broken(number: int) -> Attempt:
+def broken(number: int) -> OptimizerStep:
     """A step whose loss is NaN, and which the scaler leaves out."""
-    return attempt(
+    return one_step(
         number,
         NAN,
         scale=2.0 ** (16 - number),
@@ -86,7 +86,7 @@ def bad_op(module: str = MODULE, line: str = "train.py:18", code: str = "h = sel
     return BadOp(
         id=0,
         kind="nonfinite",
-        attempt=0,
+        step=0,
         phase="forward",
         op="aten.mm",
         node="",
@@ -106,23 +106,25 @@ def bad_op(module: str = MODULE, line: str = "train.py:18", code: str = "h = sel
         autocast=True,
         consumers=("add", "mean"),
         count=STEPS,
-        last_attempt=STEPS - 1,
+        last_step=STEPS - 1,
         reached_loss=True,
         reached_gradient=True,
     )
 
 
-def seen(attempts: Sequence[Attempt], *others: Observation, **outcome: object) -> list[Observation]:
-    """Calls and attempts of a plain loop, then ``others``, then how it ended."""
+def seen(
+    steps: Sequence[OptimizerStep], *others: Observation, **outcome: object
+) -> list[Observation]:
+    """Calls and steps of a plain loop, then ``others``, then how it ended."""
     calls: list[Observation] = []
-    for a in attempts:
+    for a in steps:
         for name, value in (("scale", a.scale), ("backward", a.loss), ("scaler_step", None)):
             calls.append(
-                Call(len(calls), a.attempt, name, value=value, line="train.py:30", scaled=True)
+                Call(len(calls), a.step, name, value=value, line="train.py:30", scaled=True)
             )
-    ended = {"ended": "returned", "attempts": len(attempts), "elapsed_s": 2.0}
-    ended |= {"uses_autocast": "fp16", "backwards": len(attempts)} | outcome
-    return [*calls, *attempts, *others, Outcome(**ended)]  # type: ignore[arg-type]  # by name
+    ended = {"ended": "returned", "steps": len(steps), "elapsed_s": 2.0}
+    ended |= {"uses_autocast": "fp16", "backwards": len(steps)} | outcome
+    return [*calls, *steps, *others, Outcome(**ended)]  # type: ignore[arg-type]  # by name
 
 
 def run(
@@ -139,10 +141,10 @@ def run(
     if observations is not None:
         writer.add_observations(observations)
         for record in observations:
-            if isinstance(record, Attempt):
+            if isinstance(record, OptimizerStep):
                 writer.add_step(
                     StepRecord(
-                        record.attempt,
+                        record.step,
                         record.loss,
                         record.scale if record.scaler else None,
                         skipped=record.skipped,
@@ -157,7 +159,7 @@ def run(
 
 def healthy_run(store: Path, control: str, spec: RunSpec = SPEC) -> str:
     """A run that learns."""
-    return run(store, control, seen([attempt(i, x) for i, x in enumerate(FALLING)]), spec)
+    return run(store, control, seen([one_step(i, x) for i, x in enumerate(FALLING)]), spec)
 
 
 def overflow(
@@ -177,15 +179,15 @@ def overflow(
 def no_fault(store: Path, spec: RunSpec = SPEC, search: int = 3) -> str:
     """A search for the scale of ``search`` steps, then as good as fp32."""
     skipped = {"skipped": True, "grad_nonfinite": 10, "moved_share": 0.0}
-    attempts = [attempt(i, x, **(skipped if i < search else {})) for i, x in enumerate(FALLING)]
-    head = run(store, "as_is", seen(attempts), spec)
+    steps = [one_step(i, x, **(skipped if i < search else {})) for i, x in enumerate(FALLING)]
+    head = run(store, "as_is", seen(steps), spec)
     healthy_run(store, "fp32", spec)
     return head
 
 
 def undetermined(store: Path, spec: RunSpec = SPEC) -> str:
     """It learns nothing, fp32 does, and nothing that was recorded tells why."""
-    flat = [attempt(i, 1.5 - 0.001 * i) for i in range(STEPS)]
+    flat = [one_step(i, 1.5 - 0.001 * i) for i in range(STEPS)]
     head = run(store, "as_is", seen(flat), spec)
     healthy_run(store, "fp32", spec)
     return head
@@ -194,11 +196,11 @@ def undetermined(store: Path, spec: RunSpec = SPEC) -> str:
 def innocent(store: Path, spec: RunSpec = SPEC) -> str:
     """The loss explodes in fp32 at the same step as in fp16."""
 
-    def exploding(scaler: str) -> list[Attempt]:
+    def exploding(scaler: str) -> list[OptimizerStep]:
         losses = [1.0, 1e3, 1e9, math.inf, *[NAN] * 8]
         bad = {"grad_nonfinite": 1000, "grad_norm": None, "grad_max": None}
         return [
-            attempt(
+            one_step(
                 i,
                 x,
                 scaler=scaler,
@@ -234,8 +236,8 @@ def compiled_fault(store: Path, spec: RunSpec = SPEC) -> dict[str, str]:
     frames = OpUse(COMPILED_FRAMES, "", "", "train.py:9", 0, count=1)
     cast = replace(KERNEL, number=1, ops=("prims.convert_element_type",), unrounded=())
     lines = ("import torch", "h = x * scale", "h = torch.tanh(h) * h", "loss = h.mean()")
-    good = [attempt(i, x) for i, x in enumerate(FALLING)]
-    wrong = [attempt(i, x * 1.3) for i, x in enumerate(FALLING)]
+    good = [one_step(i, x) for i, x in enumerate(FALLING)]
+    wrong = [one_step(i, x * 1.3) for i, x in enumerate(FALLING)]
     text = SourceText("train.py", lines)
     runs = {"as_is": run(store, "as_is", seen(good, text, notes=(COMPILED_NOTE,)), spec)}
     runs["fp32"] = healthy_run(store, "fp32", spec)

@@ -14,7 +14,7 @@ from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.optimizer_steps import Attempts
+from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.source_lines import SourceLines
 
 
@@ -23,7 +23,7 @@ class Watched:
     """What was recorded."""
 
     watch: OpWatch
-    attempts: Attempts
+    steps: OptimizerSteps
     log: CallLog
 
     def names(self, *, nested: bool = False) -> list[str]:
@@ -37,10 +37,10 @@ def watched(budget: int = 100_000) -> Iterator[Watched]:
     lines, paths = SourceLines(), ModulePaths()
     watch = OpWatch(paths, lines, budget)
     calls = Calls(lines)
-    attempts = Attempts(calls, watch.taint_of, watch.writes, ended=watch.new_attempt)
-    log = CallLog(calls, watch, attempts)
+    steps = OptimizerSteps(calls, watch.taint_of, watch.writes, ended=watch.new_step)
+    log = CallLog(calls, watch, steps)
     with paths, log, watch:
-        yield Watched(watch, attempts, log)
+        yield Watched(watch, steps, log)
 
 
 def scaler(scale: float = 1024.0, **settings: object) -> torch.amp.GradScaler:

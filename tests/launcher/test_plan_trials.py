@@ -67,7 +67,7 @@ class Runs:
 
 
 def _observations(view: RunView) -> list[Observation]:
-    return [*view.calls, *view.attempts, *view.bad_ops, *view.scans, view.outcome]
+    return [*view.calls, *view.steps, *view.bad_ops, *view.scans, view.outcome]
 
 
 def _bad(*modules: str) -> list[BadOp]:

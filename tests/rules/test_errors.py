@@ -150,7 +150,7 @@ def test_mixed_dtypes_count_only_beside_a_custom_function() -> None:
 def test_a_function_with_custom_fwd_is_safe() -> None:
     usual = custom_function().baseline
     use = replace(usual.uses[0], name="custom_function")
-    made = evidence(run(usual.attempts, *usual.bad_ops, use))
+    made = evidence(run(usual.steps, *usual.bad_ops, use))
     assert causes(diagnose(made)) == ["elementwise_overflow"]
 
 
@@ -164,7 +164,7 @@ def test_a_failure_outside_the_function_is_not_the_functions() -> None:
 def test_a_function_that_fails_in_fp32_too_is_wrong_in_itself() -> None:
     usual = custom_function().baseline
     dead = fp32_run(steps((NAN,) * STEPS, grad_nonfinite=1000, weight_nonfinite=1000))
-    made = evidence(run(usual.attempts, *usual.bad_ops, *usual.uses), dead)
+    made = evidence(run(usual.steps, *usual.bad_ops, *usual.uses), dead)
     assert status("unsafe_op_under_autocast", made) is Status.PASSED
 
 

@@ -59,7 +59,7 @@ def test_a_sound_control_leaves_half_precision_to_blame(cause: str) -> None:
 
 
 def breaks_at_once(bf16: bool = True, later: int = 0) -> Evidence:
-    """A recurrence that overflows half within the first step; fp32 from attempt ``later``."""
+    """A recurrence that overflows half within the first step; fp32 from step ``later``."""
     bad = {"grad_nonfinite": 16, "grad_norm": None, "weight_nonfinite": 16}
     broken = but(steps((*FLAT[:later], *(NAN,) * (STEPS - later))), range(later, STEPS), **bad)
     own = run(steps((NAN,) * STEPS, **OVERFLOWED), bad_op("aten.mm", fp32_finite=False))
@@ -88,7 +88,7 @@ def test_a_weight_that_only_the_cast_made_infinite_is_no_bad_initial_state() -> 
 
 
 def test_weights_that_break_in_training_were_not_bad_before() -> None:
-    late = scan("start", "parameter", "head.weight", nan=4, attempt=3)
+    late = scan("start", "parameter", "head.weight", nan=4, step=3)
     dead = fp32_run(steps((NAN,) * STEPS, **DEAD), late)
     assert status("bad_initial_state", evidence(run(NAN_STEPS, late), dead)) is Status.PASSED
 
@@ -136,16 +136,16 @@ def test_a_value_that_preparing_the_data_made_is_bad_data() -> None:
 
 
 def test_a_mask_in_every_batch_is_not_what_overflowed() -> None:
-    mask = [scan("batch", "batch", "input 1 of GPT", inf=120, attempt=n) for n in range(STEPS)]
+    mask = [scan("batch", "batch", "input 1 of GPT", inf=120, step=n) for n in range(STEPS)]
     made = evidence(run(NAN_STEPS, ACTIVATION, *mask), fp32_run(None, *mask))
     assert causes(diagnose(made)) == ["activation_overflow"]
 
 
 def test_a_mask_in_every_batch_is_not_what_diverged() -> None:
-    mask = [scan("batch", "batch", "input 1 of GPT", inf=120, attempt=n) for n in range(STEPS)]
+    mask = [scan("batch", "batch", "input 1 of GPT", inf=120, step=n) for n in range(STEPS)]
     usual = diverging()
     assert usual.fp32 is not None
-    own, fp32 = usual.baseline.attempts, usual.fp32.attempts
+    own, fp32 = usual.baseline.steps, usual.fp32.steps
     made = evidence(run(own, *mask), fp32_run(fp32, *mask))
     assert causes(diagnose(made)) == ["not_amp_divergence"]
 
@@ -153,7 +153,7 @@ def test_a_mask_in_every_batch_is_not_what_diverged() -> None:
 def test_a_search_for_the_scale_does_not_hide_a_bad_batch() -> None:
     usual = bad_batch()
     assert usual.fp32 is not None
-    own = search(usual.baseline.attempts, 2.0**24, 3)
+    own = search(usual.baseline.steps, 2.0**24, 3)
     made = evidence(run(own, *usual.baseline.scans), usual.fp32)
     assert causes(diagnose(made)) == ["bad_input_data"]
 
@@ -162,7 +162,7 @@ def test_a_target_that_no_module_sees_is_data_too() -> None:
     target = OpUse("nan_operand", "sub", "", LINE, 7)
     usual = bad_batch()
     assert usual.fp32 is not None
-    made = evidence(run(usual.baseline.attempts, target), fp32_run(usual.fp32.attempts, target))
+    made = evidence(run(usual.baseline.steps, target), fp32_run(usual.fp32.steps, target))
     found = diagnose(made)
     assert causes(found) == ["bad_input_data"]
     assert found.findings[0].verdict.line == LINE
@@ -200,7 +200,7 @@ def test_a_row_that_is_masked_in_half_alone_is_the_mask_constants_doing() -> Non
 def test_a_harmless_masked_row_from_the_start_is_not_what_diverged_later() -> None:
     usual = diverging()
     assert usual.fp32 is not None
-    made = evidence(run(usual.baseline.attempts, ROW), fp32_run(usual.fp32.attempts, ROW))
+    made = evidence(run(usual.baseline.steps, ROW), fp32_run(usual.fp32.steps, ROW))
     assert causes(diagnose(made)) == ["not_amp_divergence"]
 
 
@@ -212,7 +212,7 @@ def test_fp32_that_breaks_without_growing_did_not_diverge() -> None:
 
 def test_a_critics_loss_is_no_growth_of_the_actors() -> None:
     made = steps([0.01 if n % 2 else 1.0 for n in range(STEPS - 1, -1, -1)])
-    named = [replace(a, optimizer=f"optimizer{a.attempt % 2}") for a in made]
+    named = [replace(a, optimizer=f"optimizer{a.step % 2}") for a in made]
     broken = but(named, range(9, STEPS), **DEAD)
     innocent = evidence(run(steps(FLAT)), fp32_run(broken))
     assert status("not_amp_divergence", innocent) is Status.INCONCLUSIVE
@@ -264,7 +264,7 @@ def test_a_loss_that_rises_for_the_task_or_comes_back_is_no_divergence(
 
 
 OVERFLOW_IN_FP32 = bad_op(
-    "aten.addmm", id=3, attempt=20, dtype="fp32", module="blocks.7", line="train.py:31",
+    "aten.addmm", id=3, step=20, dtype="fp32", module="blocks.7", line="train.py:31",
     reached_loss=True, fp32_finite=False,
 )  # fmt: skip
 LOST_GRADIENT = ParameterGradient(20, "optimizer0", "head.weight", 2, 8, 0, 8, None)
@@ -288,7 +288,7 @@ def test_where_fp32_diverges_is_said_as_far_as_it_is_known(
 ) -> None:
     usual = diverging()
     assert usual.fp32 is not None
-    made = evidence(usual.baseline, fp32_run(usual.fp32.attempts, *seen))
+    made = evidence(usual.baseline, fp32_run(usual.fp32.steps, *seen))
     (finding,) = diagnose(made).findings
     assert (finding.cause, finding.verdict.module) == ("not_amp_divergence", module)
     assert words in finding.verdict.reason

@@ -113,8 +113,8 @@ def test_a_factor_that_nothing_divides_by_is_a_part_of_the_loss(
     usual = by_hand(65536.0)
     finite = steps(grad_norm=4e6, backward_norm=left, lr=1e-3, update_norm=way, **WITHOUT_SCALER)
     control = run(finite, calls=usual.baseline.calls, control="fp32")
-    losses = [replace(a, loss=1e6) for a in control.attempts]
-    control.attempts[:] = losses
+    losses = [replace(a, loss=1e6) for a in control.steps]
+    control.steps[:] = losses
     control.calls[:] = [replace(c, value=1e6) if c.name == "backward" else c for c in control.calls]
     found = diagnose(evidence(usual.baseline, control)).findings
     assert [f.cause for f in found] == [cause]
@@ -133,7 +133,7 @@ def test_a_loss_that_is_not_finite_is_cured_by_no_scale() -> None:
 
 def test_the_line_is_where_the_scaler_is_made() -> None:
     made = scale_too_high()
-    name = made.baseline.attempts[0].scaler
+    name = made.baseline.steps[0].scaler
     made.baseline.calls.append(Call(0, 0, "scaler_new", subject=name, line="train.py:3"))
     found = diagnose(made).findings[0]
     assert (found.cause, found.verdict.line) == ("loss_scale_too_high", "train.py:3")
@@ -200,7 +200,7 @@ def test_a_scale_that_grows_back_from_below_1_is_no_high_scale() -> None:
 
 def every_seventh(*, falls: bool = True) -> Evidence:
     """A gradient that is NaN at any scale, with a finite loss; a skip halves the scale."""
-    scaled = [replace(a, scale=1024.0 / 2 ** (a.attempt // 7)) for a in steps(LONG)]
+    scaled = [replace(a, scale=1024.0 / 2 ** (a.step // 7)) for a in steps(LONG)]
     made = but(scaled if falls else steps(LONG), range(6, 60, 7), **OVERFLOWED)
     return evidence(run(made), fp32_run(steps(LONG)))
 

@@ -181,7 +181,7 @@ def test_advice_is_of_the_optimizer_that_is_used() -> None:
     adam = answers(adam_in_half())["optimizer_state_range"]
     assert "eps=1e-4" in adam.fix.text
     usual = adam_in_half().baseline
-    made = [replace(a, eps=None) for a in usual.attempts]
+    made = [replace(a, eps=None) for a in usual.steps]
     sgd = run(made, uses_autocast="", uses_half_model="fp16", optimizers=("SGD",))
     said = answers(evidence(sgd))["optimizer_state_range"]
     assert said.status is Status.FOUND

@@ -27,10 +27,10 @@ def resumed(*between: Call, init: float, skips: int, trained: bool = True) -> St
     before = [replace(a, scale=64.0) for a in steps(FALLING)] if trained else []
     after = search(steps(FALLING), init, skips)
     first = log(SCALED_LOOP)[: 5 * len(before)]
-    moved = [replace(a, attempt=a.attempt + len(before)) for a in after]
-    link = [replace(c, seq=len(first) + n, attempt=len(before)) for n, c in enumerate(between)]
+    moved = [replace(a, step=a.step + len(before)) for a in after]
+    link = [replace(c, seq=len(first) + n, step=len(before)) for n, c in enumerate(between)]
     rest = log(SCALED_LOOP, start=len(first) + len(link))
-    second = [replace(c, attempt=c.attempt + len(before)) for c in rest]
+    second = [replace(c, step=c.step + len(before)) for c in rest]
     return status(
         "scaler_state_lost", evidence(run([*before, *moved], calls=[*first, *link, *second]))
     )
@@ -58,16 +58,16 @@ def test_a_scaler_that_goes_on_after_weights_were_rolled_back_has_lost_nothing()
 def test_a_last_load_after_which_nothing_is_trained_hides_no_lost_state() -> None:
     last = log(SCALED_LOOP, start=10_000)[-1]
     link = [LOAD, replace(LOAD, name="scaler_load_state_dict", subject="scaler1")]
-    again = replace(LOAD, seq=last.seq + 1, attempt=2 * STEPS)
+    again = replace(LOAD, seq=last.seq + 1, step=2 * STEPS)
     first, rest = log(SCALED_LOOP), log(SCALED_LOOP, start=5_000)
-    resume = [replace(c, seq=4_000 + n, attempt=STEPS) for n, c in enumerate(link)]
-    second = [replace(c, attempt=c.attempt + STEPS) for c in rest]
-    attempts = [replace(a, scale=64.0) for a in steps(FALLING)] + [
-        replace(a, attempt=a.attempt + STEPS) for a in search(steps(FALLING), 65536.0, 10)
+    resume = [replace(c, seq=4_000 + n, step=STEPS) for n, c in enumerate(link)]
+    second = [replace(c, step=c.step + STEPS) for c in rest]
+    all_steps = [replace(a, scale=64.0) for a in steps(FALLING)] + [
+        replace(a, step=a.step + STEPS) for a in search(steps(FALLING), 65536.0, 10)
     ]
     calls = [*first, *resume, *second]
     for more in ([], [again]):
-        made = evidence(run(attempts, calls=[*calls, *more]))
+        made = evidence(run(all_steps, calls=[*calls, *more]))
         assert status("scaler_state_lost", made) is Status.FOUND
 
 
@@ -79,7 +79,7 @@ def test_files_of_one_checkpoint_are_one_resume() -> None:
 
 def test_weights_that_are_loaded_after_training_lose_no_scale() -> None:
     loop = log(SCALED_LOOP)
-    load = replace(LOAD, seq=len(loop), attempt=STEPS)
+    load = replace(LOAD, seq=len(loop), step=STEPS)
     made = evidence(run(steps(), calls=[*loop, load]))
     assert status("scaler_state_lost", made) is Status.PASSED
 

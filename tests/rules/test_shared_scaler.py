@@ -23,17 +23,17 @@ CAUSE = "shared_scaler_interference"
 
 def searching(victim_zeros: int) -> Evidence:
     """The first optimizer overflows in 10 of 30 steps, from 2^24 to 2^14, and never again."""
-    first = [replace(a, attempt=2 * a.attempt) for a in search(steps(), 2.0**24, 10)]
+    first = [replace(a, step=2 * a.step) for a in search(steps(), 2.0**24, 10)]
     second = [
         replace(
             a,
-            attempt=2 * a.attempt + 1,
+            step=2 * a.step + 1,
             optimizer="optimizer1",
-            scale=2.0 ** (24 - min(a.attempt, 10)),
+            scale=2.0 ** (24 - min(a.step, 10)),
         )
         for a in steps(grad_zero=victim_zeros)
     ]
-    return evidence(run(sorted([*first, *second], key=lambda a: a.attempt)))
+    return evidence(run(sorted([*first, *second], key=lambda a: a.step)))
 
 
 def test_a_search_that_ends_and_harms_nobody_is_no_interference() -> None:
@@ -58,7 +58,7 @@ def test_without_any_scaler_the_rule_does_not_apply() -> None:
 
 
 def test_optimizers_that_overflow_together_share_a_fault_and_not_a_scaler() -> None:
-    made = two_optimizers().baseline.attempts
+    made = two_optimizers().baseline.steps
     both = but(made, range(60), **OVERFLOWED)
     assert status(CAUSE, evidence(run(both))) is Status.PASSED
 
@@ -67,7 +67,7 @@ def test_an_optimizer_of_an_earlier_phase_suffers_nothing() -> None:
     """Phase one went well; in phase two another optimizer overflows at every step."""
     first = [replace(a, grad_zero=5) for a in steps(FLAT[:20])]
     second = [
-        replace(a, attempt=20 + a.attempt, optimizer="optimizer1", scale=2.0 ** (16 - a.attempt))
+        replace(a, step=20 + a.step, optimizer="optimizer1", scale=2.0 ** (16 - a.step))
         for a in steps(FLAT[:20], **OVERFLOWED)
     ]
     assert status(CAUSE, evidence(run([*first, *second]))) is Status.PASSED

@@ -192,9 +192,9 @@ def test_statistics_that_fp32_spoils_too_are_not_amps_alone(ended: tuple[Scan, .
 
 
 def test_an_overflow_explains_the_statistics_that_it_poisons() -> None:
-    op = bad_op("aten.addmm", fp32_max=66246.0, attempt=5, count=1, last_attempt=5)
+    op = bad_op("aten.addmm", fp32_max=66246.0, step=5, count=1, last_step=5)
     usual = poisoned_statistics().baseline
-    made = evidence(run(usual.attempts, *usual.scans, op, eval_nonfinite=True))
+    made = evidence(run(usual.steps, *usual.scans, op, eval_nonfinite=True))
     found = diagnose(made)
     assert causes(found) == ["activation_overflow"]
     assert [c.cause for c in found.findings[0].consequences] == [STATS]

@@ -40,7 +40,7 @@ def breaks_at(*ops: BadOp, losses_before: int = BAD_AT + 1) -> list[object]:
 
 # where(valid, 1 / r2, 0): the infinity is discarded, its gradient is 0 times infinity.
 DISCARDED = bad_op(
-    "aten.reciprocal", tensor(31.0, zeros=29), attempt=BAD_AT, last_attempt=BAD_AT, count=1,
+    "aten.reciprocal", tensor(31.0, zeros=29), step=BAD_AT, last_step=BAD_AT, count=1,
     dtype="fp32", fp32_finite=False, consumers=("detach", "where", "stack"),
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def mean_of_groups(**facts: object) -> BadOp:
     count = tensor(25.0, min_abs=16.0, zeros=2, shape=(32,), producers=ONES)
     return bad_op(
         "aten.div", total, replace(count, **facts), nan=2, pos_inf=0, total=32, dtype="fp32",
-        fp32_finite=False, attempt=BAD_AT, count=1,
+        fp32_finite=False, step=BAD_AT, count=1,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import Attempt
+from ampscope.observations import OptimizerStep
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -139,7 +139,7 @@ def test_fp32_alone_has_no_underflow_in_half() -> None:
 def test_gradients_behind_a_loss_that_is_nan_are_not_discussed() -> None:
     # An op made the loss NaN in the last steps; the first had zero gradients already.
     losses = (*FLAT[:20], *(NAN,) * 10)
-    late = bad_op("aten.addmm", fp32_max=66246.0, attempt=20, count=10)
+    late = bad_op("aten.addmm", fp32_max=66246.0, step=20, count=10)
     made = evidence(run(steps(losses, grad_zero=1000), late))
     assert status("gradient_underflow", made) is Status.PASSED
 
@@ -268,7 +268,7 @@ def test_an_average_that_follows_and_then_stands_still_loses_updates(
     assert status("small_update_lost", made) is says
 
 
-def two_optimizers(skipped: int, **clipped: float) -> list[Attempt]:
+def two_optimizers(skipped: int, **clipped: float) -> list[OptimizerStep]:
     """Iterations of an embedding's optimizer, which moves few weights, and of one for the rest,
     whose first ``skipped`` steps the scaler left out."""
     made = []
@@ -280,7 +280,7 @@ def two_optimizers(skipped: int, **clipped: float) -> list[Attempt]:
             moved_share=0.08 if rare else 1.0,
             grad_zero=900 if rare else 0,
         )
-        step = replace(step, attempt=number)
+        step = replace(step, step=number)
         if number // 2 < skipped:
             changes = clipped if rare else {"skipped": True, "grad_nonfinite": 10}
             step = replace(step, **changes)

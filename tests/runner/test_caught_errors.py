@@ -132,7 +132,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
 
 def place(outcome: Outcome) -> tuple[str, str, int, int]:
     return (
-        outcome.error_line, outcome.error_module, outcome.error_attempt, outcome.errors_caught
+        outcome.error_line, outcome.error_module, outcome.error_step, outcome.errors_caught
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_an_error_out_of_a_backward_pass(ran: dict[str, Ran]) -> None:
     assert outcome.error_type == "RuntimeError"
     assert "same dtype" in outcome.error_text or "expected m1 and m2" in outcome.error_text
     assert place(outcome) == (f"backward.py:{line}", "", 5, 7)
-    assert len(ran["backward"].attempts) == 5
+    assert len(ran["backward"].steps) == 5
     assert ran["fp32"].outcome.errors_caught == 0
 
 

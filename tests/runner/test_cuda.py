@@ -153,7 +153,7 @@ def test_a_cuda_device_that_is_not_there_is_one_sentence(name: str, ended: dict[
     info = ended[name].run.info
     assert info.state is State.FAILED
     assert info.message.startswith(f"The script asks for a CUDA device at {name}.py:3, and this ")
-    assert len(ended[name].attempts) == 1
+    assert len(ended[name].steps) == 1
     assert "Traceback" in ended[name].err.decode()
 
 

@@ -75,12 +75,12 @@ def test_output_and_status_are_those_of_plain_python(
 
 def test_what_was_watched_is_what_ran(watched: dict[str, Ran]) -> None:
     """Bit-equal output would be no feat for a tool that had not looked."""
-    assert [a.skipped for a in watched["fp16_scaler"].attempts].count(True) >= 3
-    assert {a.scaler for a in watched["gan"].attempts} == {"scaler0", "scaler1"}
-    assert {a.backwards for a in watched["accumulation"].attempts} == {4}
+    assert [a.skipped for a in watched["fp16_scaler"].steps].count(True) >= 3
+    assert {a.scaler for a in watched["gan"].steps} == {"scaler0", "scaler1"}
+    assert {a.backwards for a in watched["accumulation"].steps} == {4}
     assert watched["half_model"].outcome.uses_half_model == "fp16"
-    assert watched["autograd_grad"].attempts == []
-    assert len(watched["lbfgs"].attempts) == 3
+    assert watched["autograd_grad"].steps == []
+    assert len(watched["lbfgs"].steps) == 3
     assert watched["nan_with_dropout"].outcome.traced_ops > 50
     assert watched["evaluation"].outcome.exit_code == 7
 

@@ -28,7 +28,7 @@ class Case:
     says: str
     state: State = State.FINISHED
     ended: str = "exception"
-    attempts: int = 5  # recorded
+    steps: int = 5  # recorded
     code: int = 1
     limits: dict[str, Any] = field(default_factory=dict)
 
@@ -40,29 +40,29 @@ def failed(name: str, text: str, says: str, ended: str = "killed", **more: Any) 
 QUICK = {"time_limit_s": 3.0}  # five steps take less on any machine
 CASES = (
     Case("raises_first", "raise KeyError('x')", "raised KeyError at raises_first.py:1 before its "
-         "first optimizer step: 'x'", attempts=0),
+         "first optimizer step: 'x'", steps=0),
     Case("raises_late", STEPS + "1 / 0", "ZeroDivisionError at raises_late.py:3 after 5 optimizer"),
-    Case("compiles_not", "return 3", "SyntaxError before its first", attempts=0),
-    Case("never_backward", "print('hi')", "without calling backward", ended="returned", attempts=0,
+    Case("compiles_not", "return 3", "SyntaxError before its first", steps=0),
+    Case("never_backward", "print('hi')", "without calling backward", ended="returned", steps=0,
          code=0),
     Case("never_steps", "from base import *\nm(torch.ones(1, 4)).sum().backward()",
-         "called backward but never", ended="returned", attempts=0, code=0),
+         "called backward but never", ended="returned", steps=0, code=0),
     Case("exits_first", "import sys; sys.exit(3)", "exit status 3 before its first", ended="exit",
-         attempts=0, code=3),
+         steps=0, code=3),
     Case("exits_0", STEPS + "import sys; sys.exit(0)", "", ended="exit", code=0),
     Case("exits_text", STEPS + "import sys; sys.exit('good bye')", "", ended="exit"),
     Case("os_exit", STEPS + "import os; os._exit(9)", "", ended="exit", code=9),
-    Case("endless", "from base import *\nwhile True: step()", "", ended="time", attempts=1, code=0,
+    Case("endless", "from base import *\nwhile True: step()", "", ended="time", steps=1, code=0,
          limits=QUICK | {"steps": 10**6}),
     Case("many_steps", "from base import *\nwhile True:\n  try: step()\n  except Exception: pass",
-         "", ended="steps", attempts=7, code=0, limits={"steps": 7}),
+         "", ended="steps", steps=7, code=0, limits={"steps": 7}),
     Case("swallows", STEPS + "for i in range(9):\n  try: step()\n  except: pass", "", ended="steps",
-         attempts=14, code=0, limits={"steps": 6}),
+         steps=14, code=0, limits={"steps": 6}),
     Case("interrupts", STEPS + "raise KeyboardInterrupt", "was interrupted at interrupts.py:3",
          State.CANCELLED),
     failed("asks", STEPS + "input('name? ')", "asks for input at asks.py:3", "exception"),
     failed("needs_package", "import no_such_package_xyz", "needs a package", "exception",
-           attempts=0),
+           steps=0),
     failed("memory", STEPS + "x = [torch.ones(1 << 26) for _ in range(99)]",
            "ran out of memory at memory.py:3 after 5 optimizer steps (limit 2000 MiB)", "exception",
            limits={"memory_limit_mib": 2000}),
@@ -78,7 +78,7 @@ CASES = (
     # What multiprocessing starts is followed (test_script_ranks.py); a fork by the script is not.
     failed("forks", "import os, base\npid = os.fork()\nif not pid:\n  base.step(); os._exit(0)\n"
            "os.waitpid(pid, 0)",
-           "started 1 other: training in a child process is not watched", "returned", attempts=0,
+           "started 1 other: training in a child process is not watched", "returned", steps=0,
            code=0),
 )  # fmt: skip
 SLOW = {"hangs", "hangs_in_c", "floods", "memory", "memory_python"}
@@ -111,8 +111,8 @@ def test_a_bad_script_ends_in_one_sentence(case: Case, ended: dict[str, Ran]) ->
     assert "\n" not in info.message
     assert len(info.message) < 500
     assert outcome.exit_code == case.code or outcome.ended == "killed"
-    assert [a.attempt for a in ran.attempts][: case.attempts] == list(range(case.attempts))
-    assert outcome.ended == "time" or len(ran.attempts) == case.attempts
+    assert [a.step for a in ran.steps][: case.steps] == list(range(case.steps))
+    assert outcome.ended == "time" or len(ran.steps) == case.steps
 
 
 @pytest.mark.quick("raises_late", "asks")

@@ -1,4 +1,4 @@
-"""What a probe records is recorded of an untouched script too, attempt by attempt."""
+"""What a probe records is recorded of an untouched script too, step by step."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_weights_that_cannot_be_copied_are_noted(
 
     monkeypatch.setattr(optimizer_steps, "opened", full)
     result = run(tmp_path, NESTED, Cadence(1, 0, 0)).outcome
-    assert (result.ended, result.attempts) == ("returned", 4)
+    assert (result.ended, result.steps) == ("returned", 4)
     assert any("the weights before a step (MemoryError: full)" in note for note in result.notes)
 
 

@@ -125,7 +125,7 @@ def test_torchrun_with_one_process_is_followed(
         run = runs.run("as_is")
     outcome = run.observations[-1]
     assert isinstance(outcome, Outcome)
-    assert (run.info.state, outcome.attempts, outcome.exit_code) == (State.FINISHED, 12, 0)
+    assert (run.info.state, outcome.steps, outcome.exit_code) == (State.FINISHED, 12, 0)
     assert run.info.steps_done == 12
     expected = random.Random(SEED).random(), numpy.random.RandomState(SEED).rand()
     assert "drawn {} {}".format(*expected) in run.output  # each run of a rank draws the same
@@ -275,7 +275,7 @@ def test_a_helper_of_a_package_is_left_alone(
     run, ranks = recorded(tmp_path, "-m pkg.work")
     outcome = run.observations[-1]
     assert isinstance(outcome, Outcome)
-    assert (outcome.ended, outcome.attempts, ranks) == ("returned", 12, [])
+    assert (outcome.ended, outcome.steps, ranks) == ("returned", 12, [])
 
 
 @pytest.mark.slow
@@ -293,7 +293,7 @@ def test_a_module_of_the_users_that_trains_is_a_rank(
     run, ranks = recorded(tmp_path, str(path.with_name("start.py")))
     assert [r.steps_done for r in ranks] == [12]
     assert isinstance(run.observations[-1], Outcome)
-    assert run.observations[-1].attempts == 12
+    assert run.observations[-1].steps == 12
 
 
 @pytest.mark.thorough
@@ -567,7 +567,7 @@ def test_a_sharded_training_with_a_policy(
     with Reader(tmp_path / "runs.db") as reader:
         fp32 = reader.observations(report.runs["fp32"].id)[-1]
     assert isinstance(fp32, Outcome)
-    assert (fp32.attempts, fp32.flop_dtypes) == (40, ("fp32",))
+    assert (fp32.steps, fp32.flop_dtypes) == (40, ("fp32",))
     if bad == 1:
         assert named_rank(report) == ("activation_overflow", 1, 4)
         assert told(report)[2] is True
@@ -624,7 +624,7 @@ def test_the_ranks_that_lightning_starts_are_followed(
         for info in report.runs.values():
             outcome = reader.observations(info.id)[-1]
             assert isinstance(outcome, Outcome)
-            assert (outcome.rank, outcome.ranks, outcome.attempts) == (1, 2, 12)
+            assert (outcome.rank, outcome.ranks, outcome.steps) == (1, 2, 12)
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ampscope.capture.script.optimizer_steps import Attempts
+from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.runner.script_recorder import ScriptScans
 
 
@@ -18,7 +18,7 @@ def _scans(module: nn.Module, *inputs: torch.Tensor) -> list[str]:
     stands_in: Any = SimpleNamespace(
         optimizers=[], count=0, gradients=SimpleNamespace(names=gradients)
     )
-    scans = ScriptScans(cast(Attempts, stands_in))
+    scans = ScriptScans(cast(OptimizerSteps, stands_in))
     scans.before_forward(module, module, inputs, {})
     return [s.name for s in scans.records if s.moment == "batch"]
 
@@ -35,7 +35,7 @@ def test_a_batch_is_looked_at_and_a_prediction_is_not() -> None:
 def test_a_wrapper_is_in_no_name() -> None:
     model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
     stands_in: Any = SimpleNamespace(optimizers=[], count=0, gradients=SimpleNamespace(names={}))
-    scans = ScriptScans(cast(Attempts, stands_in))
+    scans = ScriptScans(cast(OptimizerSteps, stands_in))
     scans.before_forward(model, model, (torch.ones(1, 2),), {})
     scans.at_end()
     names = [s.name for s in scans.records if s.kind != "batch"]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ampscope.capture.global_hooks import FORWARD_PRE
-from ampscope.observations import Attempt, BadOp, Outcome
+from ampscope.observations import BadOp, OptimizerStep, Outcome
 from ampscope.records import Cadence, RunSpec
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.runner.script_recorder import ScriptRecorder
@@ -51,11 +51,11 @@ def test_the_steps_keep_their_numbers_and_the_op_its_module() -> None:
     recorder, losses, counts = recorded(7)
     outcome = recorder.outcome("returned")
     seen = recorder.observations(outcome)
-    assert [o.attempt for o in seen if isinstance(o, Attempt)] == [*range(7, STEPS)]
-    assert (outcome.slept, outcome.attempts, counts) == (7, STEPS - 7, [*range(1, STEPS + 1)])
+    assert [o.step for o in seen if isinstance(o, OptimizerStep)] == [*range(7, STEPS)]
+    assert (outcome.slept, outcome.steps, counts) == (7, STEPS - 7, [*range(1, STEPS + 1)])
     assert outcome.uses_autocast == "fp16"
     bad = [o for o in seen if isinstance(o, BadOp) and o.reached_loss]
-    assert [(o.module, o.attempt, o.autocast) for o in bad[:1]] == [("2", BAD, True)]
+    assert [(o.module, o.step, o.autocast) for o in bad[:1]] == [("2", BAD, True)]
     assert losses == train()  # the training is what it was, bit by bit
     assert "7 optimizer steps (--skip-to 7)" in recorder.sleep.note
 
@@ -74,7 +74,7 @@ def test_a_script_that_ends_before_says_so() -> None:
     recorder, _, _ = recorded(STEPS + 1)
     outcome = recorder.outcome("returned")
     assert isinstance(outcome, Outcome)
-    assert (outcome.attempts, outcome.slept) == (0, STEPS)
+    assert (outcome.steps, outcome.slept) == (0, STEPS)
     sentence = ending(outcome, RunSpec("train.py", kind="script", skip_to=STEPS + 1))[1]
     assert sentence.startswith(f"The script made {STEPS} optimizer steps in all, and --skip-to 13")
 

@@ -32,7 +32,7 @@ class Case:
     name: str
     text: str
     prints: str
-    attempts: int = 1
+    steps: int = 1
     code: int = 0
     args: tuple[str, ...] = ()
 
@@ -133,8 +133,8 @@ def test_a_script_finds_what_python_gives_it(name: str, ended: dict[str, Ran]) -
     if case.name == "deletes_itself":  # each script can be run once, and this one was
         assert not Path(ran.run.info.spec.workload).exists()
     assert ran.out.decode() == case.prints, ran.err.decode()
-    assert (ran.outcome.exit_code, len(ran.attempts)) == (case.code, case.attempts)
-    assert ran.run.info.steps_done == case.attempts
+    assert (ran.outcome.exit_code, len(ran.steps)) == (case.code, case.steps)
+    assert ran.run.info.steps_done == case.steps
 
 
 def test_an_excepthook_that_fails_hides_nothing(ended: dict[str, Ran]) -> None:
@@ -155,7 +155,7 @@ def test_a_module_is_run_as_python_runs_it(folder: Path, ended: dict[str, Ran]) 
         env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
     )  # fmt: skip
     assert ended["-m"].out == plain.stdout
-    assert len(ended["-m"].attempts) == 1
+    assert len(ended["-m"].steps) == 1
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def lost_gradients(run: RunView, fp32: RunView) -> tuple[int, int] | None:
     rounding made non-zero: the share is a lower bound.
     """
     lost = alive = 0
-    for own, other in zip(run.attempts, fp32.attempts, strict=False):
+    for own, other in zip(run.steps, fp32.steps, strict=False):
         if (own.optimizer, own.grad_total) != (other.optimizer, other.grad_total):
             break  # they no longer do the same
         lost += max(0, own.grad_zero - other.grad_zero)

@@ -36,7 +36,7 @@ from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import COMPILED, TAPS, Control
 from ampscope.number_words import plural
 from ampscope.numerics.formats import FORMATS
-from ampscope.observations import COMPILED_FRAMES, Attempt, Tap
+from ampscope.observations import COMPILED_FRAMES, OptimizerStep, Tap
 
 EAGER_RANDOM = Control(f"{COMPILED};eager_random")
 AOT_EAGER = Control(f"{COMPILED};backend:aot_eager")
@@ -58,7 +58,7 @@ INSIDE = 2.0
 UNSEEN = frozenset(
     {Symptom.EVALUATION, Symptom.BUFFERS, Symptom.FROZEN, Symptom.CAUGHT, Symptom.DROPPED}
 )
-_Read = Callable[[Attempt], tuple[float, ...]]
+_Read = Callable[[OptimizerStep], tuple[float, ...]]
 
 
 class Layer(StrEnum):
@@ -128,9 +128,9 @@ def _apart(runs: Mapping[str, RunView], control: str, times: float) -> Apart | N
         if found := _numbers_apart(what, read, run, eager, fp32, times):
             return found
     if run.weights_broken and not eager.weights_broken:
-        return Apart("weights are not finite", run.first_bad_attempt)
+        return Apart("weights are not finite", run.first_bad_step)
     for symptom in sorted(symptoms(run, fp32) - symptoms(eager, fp32) - UNSEEN):
-        return Apart(str(symptom), run.first_bad_attempt)
+        return Apart(str(symptom), run.first_bad_step)
     return None
 
 
@@ -144,14 +144,14 @@ def unjudged(runs: Mapping[str, RunView], control: str, least: int) -> str:
         return f"it raised {outcome.error_type}" + (f": {text}" if text else "")
     if outcome.ended == "killed":
         return "it was stopped at a limit"
-    needed = min(least, len(eager.attempts))
-    made = f"it made {plural(len(run.attempts), 'optimizer step')}"
-    if outcome.ended == "time" and len(run.attempts) < needed:
+    needed = min(least, len(eager.steps))
+    made = f"it made {plural(len(run.steps), 'optimizer step')}"
+    if outcome.ended == "time" and len(run.steps) < needed:
         return f"{made} within the time limit, compilation included; --time-limit raises it"
     frames = run.use(COMPILED_FRAMES)
     if frames is None or not frames.count:
         return "torch.compile compiled nothing here"
-    if len(run.attempts) < needed:
+    if len(run.steps) < needed:
         return f"{made}, and at least {needed} are needed"
     return ""
 
@@ -284,13 +284,13 @@ def repeating(runs: Mapping[str, RunView]) -> Tap | None:
 
 
 def _draws(run: RunView) -> dict[tuple[str, str, int], list[Tap]]:
-    """What each place drew, attempt by attempt; by module, op and number within an attempt."""
+    """What each place drew, step by step; by module, op and number within a step."""
     found: dict[tuple[str, str, int], list[Tap]] = {}
     seen: Counter[tuple[int, str, str]] = Counter()
     for tap in run.taps:
         if tap.role == DRAW:
-            number = seen[tap.attempt, tap.module, tap.op]
-            seen[tap.attempt, tap.module, tap.op] += 1
+            number = seen[tap.step, tap.module, tap.op]
+            seen[tap.step, tap.module, tap.op] += 1
             found.setdefault((tap.module, tap.op, number), []).append(tap)
     return found
 
@@ -320,10 +320,10 @@ class Parting:
         if other is None or self.is_nonfinite:
             return (
                 f"Inside compiled code {where} is the first with values that are not finite "
-                f"({tap.nonfinite:,} at step {tap.attempt})."
+                f"({tap.nonfinite:,} at step {tap.step})."
             )
         return (
-            f"Inside compiled code {where} is the first that differs: at step {tap.attempt} its "
+            f"Inside compiled code {where} is the first that differs: at step {tap.step} its "
             f"magnitudes add up to {tap.total:.6g}, in torch's own kernels to {other.total:.6g}."
         )
 
@@ -338,11 +338,11 @@ def parting(runs: Mapping[str, RunView]) -> Parting | None:
     if TAPPED not in runs or not runs.get(AOT_TAPPED, runs[TAPPED]).taps or AOT_TAPPED not in runs:
         return None
     others = {key: tap for key, tap in _by_place(runs[AOT_TAPPED]) if key}
-    infinite = {tap.attempt for tap in runs[AOT_TAPPED].taps if tap.nonfinite}
+    infinite = {tap.step for tap in runs[AOT_TAPPED].taps if tap.nonfinite}
     for key, tap in _by_place(runs[TAPPED]):
         other = others.get(key) if key else None
         if other is None:
-            if tap.nonfinite and tap.attempt not in infinite:
+            if tap.nonfinite and tap.step not in infinite:
                 return Parting(tap, None)
             continue
         allowed = INSIDE * _rounding(tap) * max(abs(tap.total), abs(other.total))
@@ -352,13 +352,13 @@ def parting(runs: Mapping[str, RunView]) -> Parting | None:
 
 
 def _by_place(run: RunView) -> Iterator[tuple[_Key | None, Tap]]:
-    """Taps in their order, with what pairs them: attempt, role, module, op where it is a matmul's,
-    and number within that attempt. Decompositions differ between two graphs: the results of their
+    """Taps in their order, with what pairs them: step, role, module, op where it is a matmul's,
+    and number within that step. Decompositions differ between two graphs: the results of their
     reductions, and what they save, have no pair."""
     seen: Counter[tuple[int, str, str, str]] = Counter()
     for tap in run.taps:
         if tap.role in _MATCHED:
-            key = tap.attempt, tap.role, tap.module, tap.op if tap.role == "matmul" else ""
+            key = tap.step, tap.role, tap.module, tap.op if tap.role == "matmul" else ""
             yield (*key, seen[key]), tap
             seen[key] += 1
         elif tap.role != DRAW:
@@ -382,7 +382,7 @@ def is_back(runs: Mapping[str, RunView], control: str) -> bool:
     runs torch's own kernels it rounds where eager code does, and has to be nearer: else a second
     module with the same fault passes for rounding."""
     run = runs[control]
-    if not run.attempts or apart(runs, control) is not None:
+    if not run.steps or apart(runs, control) is not None:
         return False
     return "backend" not in Control(control).names or _apart(runs, control, NEAR) is None
 
@@ -403,23 +403,23 @@ def _size(control: Control) -> tuple[int, int]:
     return len(paths), -sum(path.count(".") for path in paths)
 
 
-def _loss(attempt: Attempt) -> tuple[float, ...]:
-    return () if attempt.loss is None else (attempt.loss,)
+def _loss(step: OptimizerStep) -> tuple[float, ...]:
+    return () if step.loss is None else (step.loss,)
 
 
-def _norm(attempt: Attempt) -> tuple[float, ...]:
+def _norm(step: OptimizerStep) -> tuple[float, ...]:
     """Before the script clipped it, and after: which one a compiled run sees depends on where the
     script unscales."""
-    return tuple(n for n in (attempt.unclipped_norm, attempt.grad_norm) if n is not None)
+    return tuple(n for n in (step.unclipped_norm, step.grad_norm) if n is not None)
 
 
 def _numbers_apart(
     what: str, read: _Read, run: RunView, eager: RunView, fp32: RunView | None, times: float
 ) -> Apart | None:
-    exact = [] if fp32 is None else [read(a) for a in fp32.attempts]
+    exact = [] if fp32 is None else [read(a) for a in fp32.steps]
     rows = [
-        (mine.attempt, own, others, exact[n] if n < len(exact) else ())
-        for n, (mine, its) in enumerate(zip(run.attempts, eager.attempts, strict=False))
+        (mine.step, own, others, exact[n] if n < len(exact) else ())
+        for n, (mine, its) in enumerate(zip(run.steps, eager.steps, strict=False))
         if (own := read(mine)) and (others := read(its))
     ]
     for step, own, others, _ in rows:

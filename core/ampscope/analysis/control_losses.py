@@ -10,18 +10,18 @@ import statistics
 from collections.abc import Sequence
 
 from ampscope.analysis.run_view import TAIL_SHARE, RunView
-from ampscope.observations import Attempt, Call, Scan
+from ampscope.observations import Call, OptimizerStep, Scan
 
-EARLY = (0, 1)  # attempts at which only a growth within the step, over time-steps, can break fp32
+EARLY = (0, 1)  # steps at which only a growth within the step, over time-steps, can break fp32
 BEYOND = 1e30  # a product of this size within one forward pass, near fp32's end of 3.4e38
 WITHIN_A_STEP = 1e6  # the growth that is put down for it
 
 
 def growth(run: RunView, until: int | None = None) -> float:
-    """Largest finite loss or gradient norm up to attempt ``until`` over the first one of the same
+    """Largest finite loss or gradient norm up to step ``until`` over the first one of the same
     optimizer: a critic's loss says nothing of an actor's."""
     grown = [1.0]
-    seen = [a for a in run.attempts if until is None or a.attempt <= until]
+    seen = [a for a in run.steps if until is None or a.step <= until]
     for name in {a.optimizer for a in seen}:
         own = [a for a in seen if a.optimizer == name]
         for series in ([a.loss for a in own], [a.grad_norm for a in own]):
@@ -29,22 +29,22 @@ def growth(run: RunView, until: int | None = None) -> float:
             if len(finite) > 1 and finite[0] > 0:
                 grown.append(max(finite) / finite[0])
     in_time = any(b.dtype == "fp32" and (b.fp32_max or 0) > BEYOND for b in run.bad_ops)
-    if in_time and run.first_bad_attempt in EARLY:
+    if in_time and run.first_bad_step in EARLY:
         grown.append(WITHIN_A_STEP)
     return max(grown)
 
 
 def first_grown(run: RunView, times: float) -> int | None:
-    """The first attempt whose loss or gradient norm is so many times the first one of the same
+    """The first step whose loss or gradient norm is so many times the first one of the same
     optimizer; None where none is finite and that large."""
     first: dict[tuple[str, str], float] = {}
-    for attempt in run.attempts:
-        for kind, value in (("loss", attempt.loss), ("norm", attempt.grad_norm)):
+    for step in run.steps:
+        for kind, value in (("loss", step.loss), ("norm", step.grad_norm)):
             if value is None or not math.isfinite(value) or not value:
                 continue
-            start = first.setdefault((attempt.optimizer, kind), abs(value))
+            start = first.setdefault((step.optimizer, kind), abs(value))
             if abs(value) >= times * start:
-                return attempt.attempt
+                return step.step
     return None
 
 
@@ -78,7 +78,7 @@ def divergence(run: RunView, control: RunView | None) -> float | None:
         return None
     if rise > FAR and control is not None and _far_above(run, control):
         return rise
-    if len({a.optimizer for a in run.attempts}) != 1 and rise <= FAR:
+    if len({a.optimizer for a in run.steps}) != 1 and rise <= FAR:
         return None  # the losses of several optimizers play against each other
     return rise if _steps_raised_it(run, start, rise) else None
 
@@ -114,7 +114,7 @@ def _steps_raised_it(run: RunView, start: float, rise: float) -> bool:
     median each step goes for several times the loss. Steps that go for a small part of it leave
     the rise to the task. Where no length is known, a large rise counts.
     """
-    made = [a for a in run.attempts if a.loss is not None and math.isfinite(a.loss)]
+    made = [a for a in run.steps if a.loss is not None and math.isfinite(a.loss)]
     losses = [abs(a.loss or 0.0) for a in made]
     height, raised = start, 0.0
     for n, step in enumerate(made[:-1]):
@@ -134,7 +134,7 @@ def _lasting(losses: Sequence[float], place: int) -> float:
     return min(losses[place], statistics.median(losses[place : place + LASTING]))
 
 
-def _share(step: Attempt) -> float | None:
+def _share(step: OptimizerStep) -> float | None:
     """What the step goes for, as a share of the loss; None where it is not known. The product of
     the two norms is an upper bound of what gradient times way is."""
     expected = step.expected_change
@@ -183,7 +183,7 @@ def _first_inputs(run: RunView) -> Call | None:
 
 
 def _starts(view: RunView) -> list[Scan]:
-    first = [s for s in view.scans if s.moment == "start" and s.attempt == 0]
+    first = [s for s in view.scans if s.moment == "start" and s.step == 0]
     if view.outcome.framework == "torch":
         return first
     # Layers of Keras and Paddle are first seen after a call, which has moved BatchNorm's averages.

@@ -74,7 +74,7 @@ class Evidence:
         """fp32 goes wrong at the same step as the baseline run, or earlier."""
         if self.fp32 is None or not self.fp32_fails:
             return False
-        own, reference = self.baseline.first_bad_attempt, self.fp32.first_bad_attempt
+        own, reference = self.baseline.first_bad_step, self.fp32.first_bad_step
         return reference is not None and (own is None or reference <= own)
 
     @property
@@ -141,11 +141,11 @@ def lead(run: RunView, fp32: RunView | None) -> Lead | None:
     op = _first_op(run)
     if op is not None:
         what = f"{op.op} {_KINDS.get(op.kind, 'was the first bad op')}"
-        return Lead(what, op.op, op.module, op.phase, op.line, op.code, op.attempt)
+        return Lead(what, op.op, op.module, op.phase, op.line, op.code, op.step)
     outcome = run.outcome
     if outcome.error_type:
         what = f"the script's error is {outcome.error_type}"
-        at = outcome.attempts if run.has_exception else outcome.error_attempt
+        at = outcome.steps if run.has_exception else outcome.error_step
         return Lead(what, module=outcome.error_module, line=outcome.error_line, step=at)
     return _bad_step(run) or _evaluation(run) or _apart(run, fp32)
 
@@ -156,21 +156,21 @@ def _first_op(run: RunView) -> BadOp | None:
     root = root_op(run)
     if root is not None:
         return root.op
-    ops = sorted(run.bad_ops, key=lambda b: (b.attempt, b.id))
+    ops = sorted(run.bad_ops, key=lambda b: (b.step, b.id))
     nonfinite = [b for b in ops if b.kind == "nonfinite"]
-    wrong = bool(run.bad_loss_attempts or run.bad_gradient_attempts or run.weights_broken)
+    wrong = bool(run.bad_loss_steps or run.bad_gradient_steps or run.weights_broken)
     tracked = [b for b in nonfinite if b.tracked and b.grad_enabled]
     return next(iter([*tracked, *nonfinite] if wrong else [*tracked, *ops]), None)
 
 
 def _bad_step(run: RunView) -> Lead | None:
-    step = run.first_bad_attempt
+    step = run.first_bad_step
     if step is None:
         return None
-    attempt = next(a for a in run.attempts if a.attempt == step)
-    if attempt.loss is not None and not math.isfinite(attempt.loss):
+    one_step = next(a for a in run.steps if a.step == step)
+    if one_step.loss is not None and not math.isfinite(one_step.loss):
         return Lead("the loss is not finite there for the first time", step=step)
-    bad = [g for g in run.gradients if g.attempt == step and g.nonfinite]
+    bad = [g for g in run.gradients if g.step == step and g.nonfinite]
     if bad:
         first = min(bad, key=lambda g: g.order)
         what = f"the gradient of {first.name} is not finite there for the first time"
@@ -188,13 +188,13 @@ def _apart(run: RunView, fp32: RunView | None) -> Lead | None:
     """The first step whose loss is clearly another than fp32's."""
     if fp32 is None:
         return None
-    pairs = zip(run.attempts, fp32.attempts, strict=False)
+    pairs = zip(run.steps, fp32.steps, strict=False)
     for own, other in pairs:
         if own.loss is None or other.loss is None:
             continue
         if abs(own.loss - other.loss) > APART * max(abs(other.loss), 1e-6):
             what = f"the loss is {own.loss:.4g} there, and {other.loss:.4g} in fp32"
-            return Lead(what, step=own.attempt)
+            return Lead(what, step=own.step)
     return None
 
 
@@ -217,9 +217,9 @@ def shared_singularity(evidence: Evidence) -> BadOp | None:
         return None  # its value is discarded, and its gradient is not: masked_branch_gradient
     if op.phase == "backward" or forward_class(op) in _OWN_RULES or not is_singular(op):
         return None
-    wanted = (op.line, op.phase, op.op.rstrip("_"), op.attempt)
+    wanted = (op.line, op.phase, op.op.rstrip("_"), op.step)
     for other in evidence.fp32.bad_ops:
-        found = (other.line, other.phase, other.op.rstrip("_"), other.attempt)
+        found = (other.line, other.phase, other.op.rstrip("_"), other.step)
         if found == wanted and is_singular(other):
             return op
     return None

@@ -141,9 +141,9 @@ def _notes(run: RunView) -> defaultdict[tuple[str, int], list[str]]:
     found = defaultdict[tuple[str, int], list[str]](list)
     bad = [op for op in run.bad_ops if op.kind == "nonfinite"]
     skips = _skips(run, bad)
-    for op in sorted(bad, key=lambda op: (op.attempt, op.id)):
+    for op in sorted(bad, key=lambda op: (op.step, op.id)):
         gave = "NaN" if op.nan else "infinity"
-        text = f"Step {op.attempt:,}: {op.op.removeprefix('aten.')} gave {gave} in {op.dtype}"
+        text = f"Step {op.step:,}: {op.op.removeprefix('aten.')} gave {gave} in {op.dtype}"
         text += f" ({op.phase})" if op.phase != "forward" else ""
         if op.count > 1:
             text += f", {op.count:,} times"
@@ -163,9 +163,9 @@ def _skips(run: RunView, bad: Sequence[BadOp]) -> defaultdict[int, int]:
     """Skipped steps by the first bad op of theirs whose result reached a gradient."""
     found = defaultdict[int, int](int)
     reaching = sorted((op for op in bad if op.reached_gradient or op.reached_loss), key=_order)
-    for step in run.attempts:
+    for step in run.steps:
         if step.skipped:
-            here = (op for op in reaching if op.attempt <= step.attempt <= op.last_attempt)
+            here = (op for op in reaching if op.step <= step.step <= op.last_step)
             first = next(here, None)
             if first is not None:
                 found[first.id] += 1

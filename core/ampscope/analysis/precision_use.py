@@ -85,7 +85,7 @@ class PrecisionUse:
 def precision_use(baseline: RunView, fp32: RunView | None) -> PrecisionUse:
     """Of the baseline run; the control says how many steps can be compared."""
     outcome = baseline.outcome
-    steps = len(baseline.attempts)
+    steps = len(baseline.steps)
     is_named = bool(outcome.uses_autocast or outcome.uses_half_model)
     seen = bool(outcome.flop_dtypes or outcome.half_ops)
     is_recorded = outcome.framework == "torch" and outcome.traced_ops > 0 and (seen or not is_named)
@@ -93,7 +93,7 @@ def precision_use(baseline: RunView, fp32: RunView | None) -> PrecisionUse:
         flops=tuple(zip(outcome.flop_dtypes, outcome.flop_counts, strict=False)),
         half_ops=outcome.half_ops,
         steps=steps,
-        compared=0 if fp32 is None else min(steps, len(fp32.attempts)),
+        compared=0 if fp32 is None else min(steps, len(fp32.steps)),
         is_recorded=is_recorded,
         reasons=tuple(_reasons(baseline)),
         not_judged=tuple(

@@ -169,9 +169,9 @@ def _own_sign(view: RunView) -> tuple[int, bool] | None:
     this rank is known to have made it: a loss alone may come from what the ranks exchange in their
     forward passes. A search for the loss scale that ends is no sign."""
     root = root_op(view)
-    signs = [(step, True) for step in view.bad_loss_attempts[:1]]
+    signs = [(step, True) for step in view.bad_loss_steps[:1]]
     if root is not None:
-        born = root.op.attempt
+        born = root.op.step
         searched = root.arrives is Arrives.GRADIENT and born in view.skips
         if not searched or skips_too_often(view):
             signs.append((born, False))
@@ -184,5 +184,5 @@ def _first_error(ranks: Sequence[tuple[RunInfo, RunView]]) -> FirstAtFault | Non
     if not raised:
         return None
     first = min(raised, key=lambda n: ranks[n][0].ended or 0.0)
-    step = ranks[first][1].outcome.attempts
+    step = ranks[first][1].outcome.steps
     return FirstAtFault(first, step, f"It was the first to raise an error, at step {step:,}.")

@@ -60,7 +60,7 @@ ADDITIONS = frozenset(
     ]
 )  # fmt: skip
 
-SEARCH_SPAN = 24  # attempts that a search from 2^24 takes at most
+SEARCH_SPAN = 24  # steps that a search from 2^24 takes at most
 
 
 class Arrives(StrEnum):
@@ -89,7 +89,7 @@ class RootOp:
 def root_op(run: RunView) -> RootOp | None:
     """The earliest bad op that reached the loss, else a gradient, else the evaluation."""
     nonfinite = [b for b in run.bad_ops if b.kind == "nonfinite" and not _was_search(run, b)]
-    by_time = sorted(nonfinite, key=lambda b: (b.attempt, b.id))
+    by_time = sorted(nonfinite, key=lambda b: (b.step, b.id))
     read_losses = run.taints_of(run.guarded_losses)
     read_gradients = run.taints_of(run.guarded_gradients)
     for arrives, reached in (
@@ -105,33 +105,33 @@ def root_op(run: RunView) -> RootOp | None:
 
 def _broke_the_weights_first(run: RunView, op: BadOp) -> bool:
     """Whether it reached a later loss only through weights that its gradients had broken: it was
-    born in a backward pass, or the loss of its own attempt is finite and the gradients are not, as
+    born in a backward pass, or the loss of its own step is finite and the gradients are not, as
     behind a `where` that discards the infinity and sends NaN back."""
     return op.phase == "backward" or (
         op.reached_gradient
         and any(
-            a.attempt == op.attempt
+            a.step == op.step
             and a.grad_nonfinite > 0
             and a.loss is not None
             and math.isfinite(a.loss)
-            for a in run.attempts
+            for a in run.steps
         )
     )
 
 
 def _was_search(run: RunView, op: BadOp) -> bool:
     """A backward overflow that a lower scale ended, while other trouble went on: not the root."""
-    last_bad = max(run.bad_gradient_attempts, default=-1)
+    last_bad = max(run.bad_gradient_steps, default=-1)
     return (
         op.phase == "backward"
-        and op.attempt in run.skips
-        and op.last_attempt < min(last_bad, op.attempt + SEARCH_SPAN)
+        and op.step in run.skips
+        and op.last_step < min(last_bad, op.step + SEARCH_SPAN)
     )
 
 
 def silent_suspects(run: RunView) -> list[BadOp]:
-    """Forward bad ops in half that recur in most attempts and arrive nowhere."""
-    needed = max(1, len(run.attempts) // 2)
+    """Forward bad ops in half that recur in most steps and arrive nowhere."""
+    needed = max(1, len(run.steps) // 2)
     return [
         b
         for b in run.bad_ops

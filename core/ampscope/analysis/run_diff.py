@@ -26,7 +26,14 @@ import numpy as np
 
 from ampscope.numerics.formats import FORMATS
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_ZERO
-from ampscope.observations import Attempt, Digests, DtypeEntry, Observation, Outcome, Surroundings
+from ampscope.observations import (
+    Digests,
+    DtypeEntry,
+    Observation,
+    OptimizerStep,
+    Outcome,
+    Surroundings,
+)
 from ampscope.records import Frame, ModuleRecord, Role
 
 ROLES = ("start", "input", "activation", "loss", "gradient", "buffer", "weight", "state")
@@ -170,21 +177,21 @@ class RunDiff:
 def values_of(observations: Sequence[Observation]) -> Values:
     """What a run's observations hold for a comparison."""
     rows: dict[tuple[int, str], dict[_Key, Held]] = {}
-    attempts = [o for o in observations if isinstance(o, Attempt)]
+    steps = [o for o in observations if isinstance(o, OptimizerStep)]
     for record in observations:
         if isinstance(record, Digests):
-            row = rows.setdefault((record.attempt, record.role), {})
+            row = rows.setdefault((record.step, record.role), {})
             for key, held in _entries(record):
                 row[key] = held
-    for attempt in attempts:
-        if attempt.loss is not None:
-            rows[attempt.attempt, "loss"] = {("loss", 0): _number(attempt.loss)}
+    for step in steps:
+        if step.loss is not None:
+            rows[step.step, "loss"] = {("loss", 0): _number(step.loss)}
     around = [o for o in observations if isinstance(o, Surroundings)]
     outcomes = [o for o in observations if isinstance(o, Outcome)]
     return Values(
         rows,
-        tuple(a.attempt for a in attempts),
-        tuple(a.loss for a in attempts),
+        tuple(a.step for a in steps),
+        tuple(a.loss for a in steps),
         tuple(o for o in observations if isinstance(o, DtypeEntry)),
         dict(zip(around[-1].names, around[-1].values, strict=False)) if around else {},
         outcomes[-1] if outcomes else None,

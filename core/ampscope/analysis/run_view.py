@@ -26,7 +26,7 @@ class RunView:
         self.control = control
         self.run_id = run_id
         self.calls = [o for o in observations if isinstance(o, obs.Call)]
-        self.attempts = [o for o in observations if isinstance(o, obs.Attempt)]
+        self.steps = [o for o in observations if isinstance(o, obs.OptimizerStep)]
         self.gradients = [o for o in observations if isinstance(o, obs.ParameterGradient)]
         self.gradient_changes = [o for o in observations if isinstance(o, obs.GradientChange)]
         self.scans = [o for o in observations if isinstance(o, obs.Scan)]
@@ -52,7 +52,7 @@ class RunView:
         return calls + [
             c
             for c in self.calls
-            if c.name == "backward" and not _finite(c.value) and c.attempt >= len(self.attempts)
+            if c.name == "backward" and not _finite(c.value) and c.step >= len(self.steps)
         ]
 
     @cached_property
@@ -61,49 +61,49 @@ class RunView:
         return [c for c in self.calls if c.name == "read" and c.subject == obs.READ_GRADIENT]
 
     @cached_property
-    def first_bad_attempt(self) -> int | None:
-        """First attempt whose loss, gradients or weights are not finite; the number that it would
+    def first_bad_step(self) -> int | None:
+        """First step whose loss, gradients or weights are not finite; the number that it would
         have had where the script kept it from being made."""
         bad = [
-            a.attempt
-            for a in self.attempts
+            a.step
+            for a in self.steps
             if a.grad_nonfinite or a.weight_nonfinite or not _finite(a.loss)
         ]
-        return min([*bad, *(c.attempt for c in self.guarded_losses)], default=None)
+        return min([*bad, *(c.step for c in self.guarded_losses)], default=None)
 
     @cached_property
-    def bad_loss_attempts(self) -> list[int]:
-        """Attempts whose loss is NaN or infinite, those that the script kept from being made
+    def bad_loss_steps(self) -> list[int]:
+        """Steps whose loss is NaN or infinite, those that the script kept from being made
         included."""
-        bad = {a.attempt for a in self.attempts if not _finite(a.loss)}
-        return sorted(bad | {c.attempt for c in self.guarded_losses})
+        bad = {a.step for a in self.steps if not _finite(a.loss)}
+        return sorted(bad | {c.step for c in self.guarded_losses})
 
     def taints_of(self, reads: Sequence[obs.Call]) -> set[int]:
         """Bad ops that the values behind ``reads`` descend from."""
         return {int(c.note) for c in reads if c.name == "read"}
 
     @cached_property
-    def bad_gradient_attempts(self) -> list[int]:
-        """Attempts with a gradient that holds NaN or infinities."""
-        return [a.attempt for a in self.attempts if a.grad_nonfinite]
+    def bad_gradient_steps(self) -> list[int]:
+        """Steps with a gradient that holds NaN or infinities."""
+        return [a.step for a in self.steps if a.grad_nonfinite]
 
     @cached_property
     def weights_broken(self) -> bool:
-        """Weights are not finite after the last attempt."""
-        return bool(self.attempts) and self.attempts[-1].weight_nonfinite > 0
+        """Weights are not finite after the last step."""
+        return bool(self.steps) and self.steps[-1].weight_nonfinite > 0
 
     @cached_property
     def skips(self) -> list[int]:
-        """Attempts that the scaler left out."""
-        return [a.attempt for a in self.attempts if a.skipped]
+        """Steps that the scaler left out."""
+        return [a.step for a in self.steps if a.skipped]
 
     @cached_property
     def leading_skips(self) -> int:
-        """Skipped attempts before the first that was taken."""
-        for number, attempt in enumerate(self.attempts):
-            if not attempt.skipped:
+        """Skipped steps before the first that was taken."""
+        for number, step in enumerate(self.steps):
+            if not step.skipped:
                 return number
-        return len(self.attempts)
+        return len(self.steps)
 
     @cached_property
     def has_scaler(self) -> bool:
@@ -112,13 +112,13 @@ class RunView:
 
     @cached_property
     def scales(self) -> list[float]:
-        """Loss scales of the attempts that went through a scaler."""
-        return [a.scale for a in self.attempts if a.scaler]
+        """Loss scales of the steps that went through a scaler."""
+        return [a.scale for a in self.steps if a.scaler]
 
     @cached_property
     def zero_share(self) -> float | None:
-        """Exactly zero gradient entries in the first attempts with finite gradients."""
-        seen = [a for a in self.attempts if has_own_gradients(a)][:3]
+        """Exactly zero gradient entries in the first steps with finite gradients."""
+        seen = [a for a in self.steps if has_own_gradients(a)][:3]
         total = sum(a.grad_total for a in seen)
         return sum(a.grad_zero for a in seen) / total if total else None
 
@@ -127,8 +127,8 @@ class RunView:
         """By optimizer: the median share of its weights that a taken step changed, and that the
         script left changed until the next one."""
         seen: dict[str, list[float]] = {}
-        for name in {a.optimizer for a in self.attempts}:
-            own = [a for a in self.attempts if a.optimizer == name]
+        for name in {a.optimizer for a in self.steps}:
+            own = [a for a in self.steps if a.optimizer == name]
             for a, later in zip_longest(own, own[1:]):
                 if a.moved_share is None or a.skipped or _clipped_by_infinity(a):
                     continue
@@ -224,15 +224,15 @@ def _is_running_total(op: obs.BadOp) -> bool:
 # What a step's gradients and weights show.
 
 
-def has_own_gradients(attempt: obs.Attempt) -> bool:
+def has_own_gradients(step: obs.OptimizerStep) -> bool:
     """Its gradients are finite, and what the backward pass gave: not what a clip by an infinite
     norm, to which another optimizer's overflow may have led, left of them."""
-    finite = attempt.grad_total > 0 and not attempt.grad_nonfinite
-    return finite and not _clipped_by_infinity(attempt)
+    finite = step.grad_total > 0 and not step.grad_nonfinite
+    return finite and not _clipped_by_infinity(step)
 
 
-def _clipped_by_infinity(attempt: obs.Attempt) -> bool:
-    return attempt.unclipped_norm is not None and not math.isfinite(attempt.unclipped_norm)
+def _clipped_by_infinity(step: obs.OptimizerStep) -> bool:
+    return step.unclipped_norm is not None and not math.isfinite(step.unclipped_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def least_moved(run: RunView, fp32: RunView) -> Moved | None:
 def half_weights(run: RunView) -> str:
     """Dtypes of the weights that the run's taken steps update, when half precision is among them
     and a gradient arrived; else ""."""
-    taken = [a for a in run.attempts if not a.skipped]
+    taken = [a for a in run.steps if not a.skipped]
     is_half = any("fp16" in a.weight_dtypes or "bf16" in a.weight_dtypes for a in taken)
     return taken[0].weight_dtypes if is_half and any(a.grad_norm for a in taken) else ""
 
@@ -269,7 +269,7 @@ def half_weights(run: RunView) -> str:
 def rounded_weights(run: RunView) -> str:
     """The half format to whose values the script rounds fp32 weights between its steps, so that it
     holds all of them before nearly every step; else ""."""
-    held = [a.held_in for a in run.attempts if not a.skipped]
+    held = [a.held_in for a in run.steps if not a.skipped]
     found = max(set(held), key=held.count, default="")
     return found if found and held.count(found) >= NEARLY_ALL * len(held) else ""
 
@@ -345,7 +345,7 @@ def averages_keep_up(run: RunView, fp32: RunView) -> bool:
     kept = kept_motion(run, fp32, "frozen")
     if kept is None:
         kept = min(a.change / a.reference_change for a in found)
-    share_of_steps = len(run.attempts) / max(1, len(fp32.attempts))  # a watch ends by the clock
+    share_of_steps = len(run.steps) / max(1, len(fp32.steps))  # a watch ends by the clock
     return kept >= KEEPS_UP * min(1.0, share_of_steps)
 
 
@@ -429,7 +429,7 @@ def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float 
 # epsilon of 1e-8 is zero too, being no more than half of the smallest number, 2^-24.
 
 
-COMPARED = 3  # first attempts, in which both runs still have much the same weights
+COMPARED = 3  # first steps, in which both runs still have much the same weights
 ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by less than this factor
 
 
@@ -437,11 +437,11 @@ ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by les
 class HalfState:
     """Of a run whose optimizer keeps its state in half precision."""
 
-    first: obs.Attempt
-    broken: obs.Attempt | None  # weights or moments not finite although the gradients are
+    first: obs.OptimizerStep
+    broken: obs.OptimizerStep | None  # weights or moments not finite although the gradients are
     dead_share: float  # second moments that vanished although the gradients did not, at most
     eps_vanished: bool
-    update_ratio: float | None  # largest update norm over the fp32 control's, in the first attempts
+    update_ratio: float | None  # largest update norm over the fp32 control's, in the first steps
     lost_decay: LostDecay | None  # of second moments; None where they fall as they should
 
 
@@ -466,7 +466,7 @@ def optimizer_class(run: RunView, name: str) -> str:
 
 def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
     """None when no optimizer keeps its state in half precision."""
-    half = [a for a in run.attempts if "fp16" in a.state_dtypes or "bf16" in a.state_dtypes]
+    half = [a for a in run.steps if "fp16" in a.state_dtypes or "bf16" in a.state_dtypes]
     if not half:
         return None
     return HalfState(
@@ -487,7 +487,7 @@ FALLS = 0.5  # of what is due; rounding to nearest takes at least 2/3 of a fall 
 RIGID = 20  # taken steps without any sampled second moment that fell, where no decay is known
 
 
-def _lost_decay(half: Sequence[obs.Attempt]) -> LostDecay | None:
+def _lost_decay(half: Sequence[obs.OptimizerStep]) -> LostDecay | None:
     """Exact falls against those that were seen: stochastic rounding leaves most moments as they
     are at a step, and their sum falls all the same. Without the formula's decay: gradients differ
     from batch to batch, so in fp32 some of the sampled moments fall at every step."""
@@ -502,29 +502,29 @@ def _lost_decay(half: Sequence[obs.Attempt]) -> LostDecay | None:
     return LostDecay(len(seen), decay, due, done) if is_lost else None
 
 
-def _vanishes(attempt: obs.Attempt) -> bool:
+def _vanishes(step: obs.OptimizerStep) -> bool:
     # Half of the smallest number is a tie, which goes to the even neighbour: zero.
-    small = attempt.eps is not None and attempt.eps <= FP16.min_subnormal / 2
-    return small and "fp16" in attempt.state_dtypes
+    small = step.eps is not None and step.eps <= FP16.min_subnormal / 2
+    return small and "fp16" in step.state_dtypes
 
 
-def _update_ratio(half: Sequence[obs.Attempt], fp32: RunView | None) -> float | None:
+def _update_ratio(half: Sequence[obs.OptimizerStep], fp32: RunView | None) -> float | None:
     """Where such an optimizer begins late, as in a second phase, it is compared at steps whose
     gradients still are those of the control."""
     if fp32 is None:
         return None
-    control = {a.attempt: a for a in fp32.attempts}
-    pairs = [(a, control[a.attempt]) for a in half[:COMPARED] if a.attempt in control]
+    control = {a.step: a for a in fp32.steps}
+    pairs = [(a, control[a.step]) for a in half[:COMPARED] if a.step in control]
     ratios = [
         a.update_norm / b.update_norm
         for a, b in pairs
         if a.update_norm and b.update_norm and math.isfinite(a.update_norm)
-        if a.attempt < COMPARED or _same_gradients(a, b)
+        if a.step < COMPARED or _same_gradients(a, b)
     ]
     return max(ratios, default=None)
 
 
-def _same_gradients(one: obs.Attempt, other: obs.Attempt) -> bool:
+def _same_gradients(one: obs.OptimizerStep, other: obs.OptimizerStep) -> bool:
     norms = one.grad_norm, other.grad_norm
     if one.optimizer != other.optimizer or not all(n and math.isfinite(n) for n in norms):
         return False
@@ -554,12 +554,12 @@ def foreign_values(run: RunView) -> list[ForeignValue]:
     infinities that comes with every batch does none.
     """
     seen = [
-        ForeignValue(not s.nan, s.attempt, s.name, "", s.nan + s.inf, s.index)
+        ForeignValue(not s.nan, s.step, s.name, "", s.nan + s.inf, s.index)
         for s in run.scans
         if s.moment == "batch" and s.nan + s.inf
     ]
     seen += [
-        ForeignValue(False, u.attempt, f"an operand of {u.op}", u.line, u.count)
+        ForeignValue(False, u.step, f"an operand of {u.op}", u.line, u.count)
         for u in run.uses
         if u.name == "nan_operand"
     ]

@@ -29,7 +29,7 @@ AS_LARGE = 4.0  # two runs that have just begun differ by less than this factor
 
 def steps_on_scaled(run: RunView, fp32: RunView | None, optimizer: str) -> bool | None:
     """Whether steps that the script called itself consumed gradients that are not as large as in
-    fp32, by the norms that both runs had at the same attempts: the scale was not taken out, or not
+    fp32, by the norms that both runs had at the same steps: the scale was not taken out, or not
     the whole of it, or twice. None where that cannot be told."""
     alike = _alike(run, fp32, optimizer, direct=True)
     return None if alike is None else not alike
@@ -44,9 +44,9 @@ def scaler_steps_on_scaled(run: RunView, fp32: RunView | None, optimizer: str) -
 def _alike(run: RunView, fp32: RunView | None, optimizer: str, *, direct: bool) -> bool | None:
     if fp32 is None or typical_scale(run) < MIN_SCALE:
         return None
-    other = {a.attempt: a.grad_norm for a in fp32.attempts if a.optimizer == optimizer}
-    own = [a for a in run.attempts if a.optimizer == optimizer and bool(a.scaler) is not direct]
-    usable = [(a.grad_norm, other.get(a.attempt)) for a in own if not a.grad_nonfinite]
+    other = {a.step: a.grad_norm for a in fp32.steps if a.optimizer == optimizer}
+    own = [a for a in run.steps if a.optimizer == optimizer and bool(a.scaler) is not direct]
+    usable = [(a.grad_norm, other.get(a.step)) for a in own if not a.grad_nonfinite]
     ratios = [x / y for x, y in usable if x and y and math.isfinite(x) and math.isfinite(y)]
     return _is_near(1.0, ratios[:FIRST])
 
@@ -141,7 +141,7 @@ def hand_clips(changes: Sequence[GradientChange]) -> list[HandClip]:
 
 def cut_unlike_fp32(run: RunView, fp32: RunView | None) -> tuple[GradientChange, ...]:
     """Changes that left less than :data:`CUT` of scaled gradients, of which the fp32 control, at
-    the same attempt, still has what was there before; none unless :data:`MIN_CHANGES` are found.
+    the same step, still has what was there before; none unless :data:`MIN_CHANGES` are found.
 
     The share that is left must vary: a constant one is a factor, such as a second unscaling.
     """
@@ -155,7 +155,7 @@ def cut_unlike_fp32(run: RunView, fp32: RunView | None) -> tuple[GradientChange,
 def _is_cut(change: GradientChange, run: RunView, fp32: RunView) -> bool:
     own, other = (
         {g.name: g.norm or 0.0 for g in view.gradients
-         if (g.attempt, g.optimizer) == (change.attempt, change.optimizer)}
+         if (g.step, g.optimizer) == (change.step, change.optimizer)}
         for view in (run, fp32)
     )  # fmt: skip
     reduced = [name for name, norm in own.items() if norm < CUT * other.get(name, 0.0)]

@@ -20,7 +20,7 @@ from ampscope.analysis.root_op import Arrives
 from ampscope.analysis.run_view import RunView
 from ampscope.control import SCALE_1
 from ampscope.numerics.formats import FP16
-from ampscope.observations import MIN_HAND_SCALE, Attempt, Call
+from ampscope.observations import MIN_HAND_SCALE, Call, OptimizerStep
 from ampscope.records import StepRecord
 
 # Why each skipped step was skipped: the search for a scale, a spike of the gradients, a fault.
@@ -226,7 +226,7 @@ class ScaleFacts:
 
 def scale_facts(run: RunView) -> ScaleFacts | None:
     """None for a run without a scaler."""
-    own = [a for a in run.attempts if a.scaler]
+    own = [a for a in run.steps if a.scaler]
     if not own:
         return None
     taken = [a.scale for a in own if not a.skipped and not a.grad_nonfinite]
@@ -242,7 +242,7 @@ def scale_facts(run: RunView) -> ScaleFacts | None:
     )
 
 
-def _late_skips(own: Sequence[Attempt]) -> int:
+def _late_skips(own: Sequence[OptimizerStep]) -> int:
     """Skips of descents that a growth began, a new scaler's higher scale among them.
 
     Where the scale has not grown, the steps before have borne it, and lower ones fail no less: it
@@ -251,12 +251,12 @@ def _late_skips(own: Sequence[Attempt]) -> int:
     if len({a.scale for a in own}) == 1:
         return sum(a.skipped for a in own)
     count, last, has_grown = 0, dict[str, float](), False
-    for before, attempt in pairwise(own):
-        grew = attempt.scale > last.get(attempt.scaler, before.scale)
-        is_over = before.skipped and not attempt.skipped  # the descent
+    for before, step in pairwise(own):
+        grew = step.scale > last.get(step.scaler, before.scale)
+        is_over = before.skipped and not step.skipped  # the descent
         has_grown = grew or (has_grown and not is_over)
-        count += attempt.skipped and has_grown
-        last[attempt.scaler] = attempt.scale
+        count += step.skipped and has_grown
+        last[step.scaler] = step.scale
     return count
 
 
@@ -269,7 +269,7 @@ def scaler_made_at(run: RunView, scaler: str = "") -> str:
 def scale_set_at(run: RunView) -> str:
     """The line that decides about a scale that is too high: the ``update`` after which it is no
     lower although the step was skipped, or else the line that makes the scaler."""
-    skipped = {(a.scaler, a.attempt): a.scale for a in run.attempts if a.skipped and a.scaler}
+    skipped = {(a.scaler, a.step): a.scale for a in run.steps if a.skipped and a.scaler}
     if not skipped:
         return ""
     kept = Counter(
@@ -277,7 +277,7 @@ def scale_set_at(run: RunView) -> str:
         for c in run.calls
         if c.name == "update"
         and c.value is not None
-        and c.value >= skipped.get((c.subject, c.attempt - 1), math.inf)
+        and c.value >= skipped.get((c.subject, c.step - 1), math.inf)
     )
     if kept:
         return kept.most_common(1)[0][0]
@@ -323,7 +323,7 @@ def fails_forward(evidence: Evidence) -> bool:
     root = evidence.root
     if root is not None and root.op.phase == "backward":
         return False
-    share = len(run.bad_loss_attempts) / len(run.attempts) if run.attempts else 0.0
+    share = len(run.bad_loss_steps) / len(run.steps) if run.steps else 0.0
     return share > 0.2 or (root is not None and root.arrives is Arrives.LOSS and share > 0)
 
 
@@ -366,10 +366,10 @@ def part_of_the_loss(evidence: Evidence) -> float | None:
     return None if not seen or _goes_by_the_gradient(seen[0], factor) else factor
 
 
-def _undivided_steps(run: RunView) -> list[Attempt]:
+def _undivided_steps(run: RunView) -> list[OptimizerStep]:
     """The steps, if all of them took the gradients that backward left, but for a clip by norm; else
     none."""
-    finite = [a for a in run.attempts if a.grad_norm and not a.grad_nonfinite]
+    finite = [a for a in run.steps if a.grad_norm and not a.grad_nonfinite]
     seen = [a for a in finite if a.backward_norm and math.isfinite(a.backward_norm)]
     if len(seen) < len(finite) - 1:  # an optimizer is met first at its first call
         return []
@@ -377,7 +377,7 @@ def _undivided_steps(run: RunView) -> list[Attempt]:
     return seen if all(_is_near(norm, left, UNCHANGED) for norm, left in taken) else []
 
 
-def _goes_by_the_gradient(step: Attempt, factor: float) -> bool:
+def _goes_by_the_gradient(step: OptimizerStep, factor: float) -> bool:
     """Whether its length is the learning rate times the gradient over ``factor``."""
     expected = step.lr * (step.grad_norm or 0.0) / factor
     return step.lr > 0 and _is_near(step.update_norm, expected, IS_RATE)
@@ -401,4 +401,4 @@ def scaled_by_hand(evidence: Evidence) -> float | None:
 def bears_one(evidence: Evidence) -> bool:
     """With the scale held at 1 the scaler takes steps; False when that control was not run."""
     low = evidence.runs.get(SCALE_1)
-    return low is not None and len(low.skips) < len(low.attempts) and low.has_scaler
+    return low is not None and len(low.skips) < len(low.steps) and low.has_scaler

@@ -47,7 +47,7 @@ class Symptom(StrEnum):
 
 def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[Symptom]:
     """All symptoms of ``run``; the comparing ones need the fp32 control."""
-    broken = any(a.grad_nonfinite and not a.skipped for a in run.attempts)
+    broken = any(a.grad_nonfinite and not a.skipped for a in run.steps)
     seen: dict[Symptom, object] = {
         Symptom.EXCEPTION: run.has_exception,
         Symptom.LOSS: _bad_losses(run, fp32),
@@ -71,23 +71,23 @@ def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[
 
 
 def _bad_losses(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
-    """Attempts with a loss that is not finite. What the script left out by itself, at a line at
+    """Steps with a loss that is not finite. What the script left out by itself, at a line at
     which it leaves batches out in fp32 too, is a habit of the script's and no symptom, as long as
     both runs come to the same end."""
-    bad = {a.attempt for a in run.attempts if a.loss is not None and not math.isfinite(a.loss)}
+    bad = {a.step for a in run.steps if a.loss is not None and not math.isfinite(a.loss)}
     bad -= _of_the_search(run, fp32)
     habit = set()
     if fp32 is not None and _same_end(run, fp32) and not run.outcome.exit_code:
         habit = {c.line for c in fp32.guarded_losses}
-    return bad | {c.attempt for c in run.guarded_losses if c.line not in habit}
+    return bad | {c.step for c in run.guarded_losses if c.line not in habit}
 
 
 def _same_end(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     own, reference = run.outcome, fp32.outcome
-    return (own.ended, own.exit_code, own.attempts) == (
+    return (own.ended, own.exit_code, own.steps) == (
         reference.ended,
         reference.exit_code,
-        reference.attempts,
+        reference.steps,
     )
 
 
@@ -95,7 +95,7 @@ def _ended_on_gradients(run: run_view.RunView) -> bool:
     """The script looked at gradients that were not finite, and ended with an error there."""
     if not run.guarded_gradients or not (run.has_exception or run.outcome.exit_code):
         return False
-    return run.guarded_gradients[-1].attempt >= len(run.attempts)
+    return run.guarded_gradients[-1].step >= len(run.steps)
 
 
 def ends_early(run: run_view.RunView, fp32: run_view.RunView) -> bool:
@@ -110,10 +110,10 @@ def ends_early(run: run_view.RunView, fp32: run_view.RunView) -> bool:
         return False
     if own.exit_code:
         return not (fp32.ended_itself and reference.exit_code == own.exit_code)
-    if reference.exit_code or not reference.attempts:
+    if reference.exit_code or not reference.steps:
         return False
-    return own.attempts == 0 or (
-        own.attempts < ENDED_SHARE * reference.attempts
+    return own.steps == 0 or (
+        own.steps < ENDED_SHARE * reference.steps
         and own.elapsed_s < ENDED_SHARE * reference.elapsed_s
         and not difference(run, fp32)
     )
@@ -133,8 +133,8 @@ def drops_batches(run: run_view.RunView, fp32: run_view.RunView) -> bool:
             DROPPED_SHARE,
         ),
         (
-            (own.backwards, own.attempts),
-            (reference.backwards, reference.attempts),
+            (own.backwards, own.steps),
+            (reference.backwards, reference.steps),
             MAX_SEARCH_SKIPS,
             0.5,
         ),
@@ -148,10 +148,10 @@ def drops_batches(run: run_view.RunView, fp32: run_view.RunView) -> bool:
 
 
 def _of_the_search(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
-    """Attempts that a search for the scale left out, whose loss was finite in fp32: a gradient
+    """Steps that a search for the scale left out, whose loss was finite in fp32: a gradient
     penalty, for one, is not finite at a scale that is too high. A search that does not end is a
     symptom of its own, and excuses nothing."""
-    if fp32 is None or fp32.bad_loss_attempts or skips_too_often(run):
+    if fp32 is None or fp32.bad_loss_steps or skips_too_often(run):
         return set()
     if any(c.name == "grad" and c.scaled for c in run.calls):
         # Gradients of a scaled output enter the loss: it overflows with the scale at any time.
@@ -165,14 +165,14 @@ def skips_too_often(run: run_view.RunView) -> bool:
     A search ends when the scale holds, however long it was; one that goes below 1 does not end
     well. Skips with which the scale follows gradients that grow are a search that goes on.
     """
-    search, total = run.leading_skips, len(run.attempts)
+    search, total = run.leading_skips, len(run.steps)
     if not run.skips:
         return False
     late = [s for s in run.skips if s >= search]
     taken_after = total - search - len(late)
     if search and taken_after < MIN_AFTER_SEARCH:
         return True
-    if search > MAX_SEARCH_SKIPS and run.attempts[search].scale < 1:
+    if search > MAX_SEARCH_SKIPS and run.steps[search].scale < 1:
         return True
     late = [s for s in late if s not in following_skips(run)]
     return len(late) >= 2 and len(late) > LATE_SKIP_SHARE * max(total - search, 1)
@@ -183,8 +183,8 @@ def following_skips(run: run_view.RunView) -> set[int]:
     ones, and at a product of scale and gradients as large as any that was borne. Gradients that
     overflow for another reason do so at products that other steps have borne."""
     found: set[int] = set()
-    for scaler in {a.scaler for a in run.attempts if a.scaler}:
-        own = [a for a in run.attempts if a.scaler == scaler]
+    for scaler in {a.scaler for a in run.steps if a.scaler}:
+        own = [a for a in run.steps if a.scaler == scaler]
         taken = [a for a in own if not a.skipped and not a.grad_nonfinite and a.grad_norm]
         if not taken:
             continue
@@ -193,12 +193,12 @@ def following_skips(run: run_view.RunView) -> set[int]:
         for a in own:
             if not a.skipped:
                 continue
-            before = [t for t in taken if t.attempt < a.attempt][-NEAR:]
-            near = before + [t for t in taken if t.attempt > a.attempt][:NEAR]
+            before = [t for t in taken if t.step < a.step][-NEAR:]
+            near = before + [t for t in taken if t.step > a.step][:NEAR]
             norm = statistics.median([t.grad_norm or 0.0 for t in near])
             is_finite = a.loss is None or math.isfinite(a.loss)
             if is_finite and a.scale < lowest and a.scale * norm >= borne / AS_BORNE:
-                found.add(a.attempt)
+                found.add(a.step)
             lowest = min(lowest, a.scale)
     return found
 
@@ -239,7 +239,7 @@ def is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     reference = fp32.head_loss - statistics.fmean(full)
     if reference <= LEARNS_SHARE * abs(fp32.head_loss):
         return False
-    if len({a.optimizer for a in fp32.attempts}) != 1:
+    if len({a.optimizer for a in fp32.steps}) != 1:
         return False  # the losses of several optimizers play against each other
     if run.head_loss is None or not all(map(math.isfinite, half)):
         return True
@@ -272,18 +272,18 @@ def is_frozen(run: run_view.RunView, fp32: run_view.RunView) -> bool:
 # Gradient entries that half precision lost: zero in the run, and not in its fp32 control.
 #
 # The two runs have the same weights until the first step that is taken, so the comparison by
-# parameter is made there; later attempts are compared as shares.
+# parameter is made there; later steps are compared as shares.
 
 
 MATTERS = 1e-2  # of the whole gradient's norm
 SLOWER = 0.85  # of fp32's progress: less is slower learning
 MOSTLY = 0.1  # share of zeros up to which fp32's gradient of a parameter counts as there
-LATE = 5  # last attempts with finite gradients
+LATE = 5  # last steps with finite gradients
 
 
 def late_zero_share(run: run_view.RunView) -> float:
-    """Exactly zero gradient entries in the last attempts with finite gradients."""
-    seen = [a for a in run.attempts if run_view.has_own_gradients(a)][-LATE:]
+    """Exactly zero gradient entries in the last steps with finite gradients."""
+    seen = [a for a in run.steps if run_view.has_own_gradients(a)][-LATE:]
     total = sum(a.grad_total for a in seen)
     return sum(a.grad_zero for a in seen) / total if total else 0.0
 
@@ -294,14 +294,14 @@ def dead_parameters(run: run_view.RunView, fp32: run_view.RunView) -> list[str]:
     A bias before a normalisation has a gradient of rounding noise in fp32 and none in half: the
     share of the total norm tells it from a loss.
     """
-    reference = {g.name: g for g in fp32.gradients if g.norm and g.attempt == 0}
+    reference = {g.name: g for g in fp32.gradients if g.norm and g.step == 0}
     total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in reference.values()))
     # A skipped step says nothing: its gradients are infinite, or were made zero by a clip that
     # divided by an infinite norm.
-    taken = (a.attempt for a in run.attempts if not a.skipped and run_view.has_own_gradients(a))
+    taken = (a.step for a in run.steps if not a.skipped and run_view.has_own_gradients(a))
     first = next(taken, None)
     names = []
-    for own in (g for g in run.gradients if g.attempt == first and g.total and not g.nonfinite):
+    for own in (g for g in run.gradients if g.step == first and g.total and not g.nonfinite):
         other = reference.get(own.name)
         if own.zero < own.total or other is None:
             continue
@@ -325,19 +325,19 @@ class GradientError:
 
 
 def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientError | None:
-    """Of the first attempt, at which both runs have the same weights. None where its gradients are
+    """Of the first step, at which both runs have the same weights. None where its gradients are
     not finite, were not sampled, or belong to another batch or other random numbers."""
-    if difference(run, fp32) or not (run.attempts and fp32.attempts):
+    if difference(run, fp32) or not (run.steps and fp32.steps):
         return None
-    own, other = run.attempts[0], fp32.attempts[0]
+    own, other = run.steps[0], fp32.steps[0]
     if own.grad_nonfinite or other.grad_nonfinite or own.loss is None or other.loss is None:
         return None
     if not abs(own.loss - other.loss) <= SAME_LOSS * abs(other.loss):
         return None
-    samples = {g.name: g.sample for g in fp32.gradients if g.attempt == 0}
+    samples = {g.name: g.sample for g in fp32.gradients if g.step == 0}
     errors: dict[str, float] = {}
     length, count = 0.0, 0
-    for gradient in (g for g in run.gradients if g.attempt == 0):
+    for gradient in (g for g in run.gradients if g.step == 0):
         full = samples.get(gradient.name, ())
         if len(full) != len(gradient.sample):
             return None
@@ -374,7 +374,7 @@ def lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     behind = [a - b for a, b in zip(run.losses[last], fp32.losses[last], strict=True)]
     if not reference or reference <= 0 or len(behind) < 3 or not all(map(math.isfinite, behind)):
         return False
-    if difference(run, fp32) or len({a.optimizer for a in fp32.attempts}) != 1:
+    if difference(run, fp32) or len({a.optimizer for a in fp32.steps}) != 1:
         return False
     error = statistics.stdev(behind) / math.sqrt(len(behind))
     return statistics.fmean(behind) - SURE * error > LAGS * reference

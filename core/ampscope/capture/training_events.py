@@ -7,7 +7,7 @@
     scaler.update()         updated
 
 :class:`StepEvents` hears of these and tells its listeners. :class:`TrainingEvents` makes of them
-the losses and the attempted steps of one training among others. Optimizers are seen through torch's
+the losses and the steps of one training among others. Optimizers are seen through torch's
 global hooks, a scaler through its class's methods; everything is put back on exit.
 """
 
@@ -236,7 +236,7 @@ def plain_optimizer(optimizer: Any) -> Any:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
-# One training among others: its losses, and its attempted steps, taken or skipped.
+# One training among others: its losses, and its steps, taken or skipped.
 #
 #     scaler.scale(loss)      the unscaled loss of the backward pass that follows
 #     backward(loss)          the loss itself, where no scaler has scaled one
@@ -276,12 +276,12 @@ class TrainingListener:
         """The optimizer's own step begins."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer's own step has ended; :meth:`attempt_ended` follows."""
+        """The optimizer's own step has ended; :meth:`optimizer_stepped` follows."""
 
-    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped."""
 
-    def attempt_dropped(self, optimizer: Optimizer) -> None:
+    def optimizer_dropped(self, optimizer: Optimizer) -> None:
         """The optimizer's gradients were unscaled, and it is not going to step."""
 
 
@@ -295,7 +295,7 @@ class _Scaled:
 
 
 class TrainingEvents(StepListener):
-    """Tells a listener of the losses and the attempted steps of the optimizers for which
+    """Tells a listener of the losses and the steps of the optimizers for which
     ``is_ours`` holds. Given ``scalers``, these count and those that take their place; without any,
     every one does. A thread that steps one of the optimizers is added to ``threads``, those that
     train what is watched; what other threads do is not looked at. With None, every thread counts.
@@ -318,7 +318,7 @@ class TrainingEvents(StepListener):
             self, classes=functools.partial(scaler_classes, scalers), guard=guard
         )
         self._patches = Patches()
-        self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this attempt
+        self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this step
         self._scaled: list[_Scaled] = []  # since the last backward
         self._is_open = False
 
@@ -378,7 +378,7 @@ class TrainingEvents(StepListener):
         if self._is_here() and (not self._followed or id(scaler) in self._followed):
             told, self._told = self._told, {}
             for optimizer in told.values():
-                self._listener.attempt_dropped(optimizer)
+                self._listener.optimizer_dropped(optimizer)
             self._drop_taken()
 
     def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
@@ -399,7 +399,7 @@ class TrainingEvents(StepListener):
     def _ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         self._told.pop(id(optimizer), None)
         self._drop_taken()
-        self._listener.attempt_ended(optimizer, skipped=skipped)
+        self._listener.optimizer_stepped(optimizer, skipped=skipped)
 
     def _drop_taken(self) -> None:
         """No backward follows for what the loop took gradients of. What it has scaled since, for

@@ -175,7 +175,7 @@ def _measured(limits: Budgets, spec: RunSpec, base: Path | None, store: Path) ->
         with ScriptRuns(replace(other, control="as_is"), store, private=True) as runs:
             done = runs.run("as_is")
         view = RunView("as_is", done.info.id, done.observations)
-        if not view.attempts:
+        if not view.steps:
             raise BadInput(f"{spec.label} makes no optimizer step at the base.")
         found.append(judge_islands(limits.new_fp32_islands, head, view))
     if limits.step_time_ratio is not None:

@@ -324,7 +324,7 @@ def run_script(
     except KeyboardInterrupt:
         raise Cancelled(CANCELLED) from None
     info, outcome = result.info, _outcome(result.observations)
-    done = max(info.steps_done, outcome.attempts)  # a run that was killed may lack its last row
+    done = max(info.steps_done, outcome.steps)  # a run that was killed may lack its last row
     steps_done = f"{done} optimizer step{'s' if done != 1 else ''}"
     said = [f"Run {info.id}: {info.state}, {steps_done}.", info.message, *outcome.notes]
     click.echo(" ".join(filter(None, said)), err=True)

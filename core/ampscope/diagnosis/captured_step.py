@@ -65,7 +65,7 @@ def of_captured_step(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
 def cures_the_step(fixed: RunView, fp32: RunView | None) -> bool | None:
     """Whether the step with a fix gives what the fp32 control gives: the loss, and the norm of the
     gradients where the kept ones were finite. None where the control is not finite."""
-    if fp32 is None or not fp32.attempts:
+    if fp32 is None or not fp32.steps:
         return None
     count = 1 if fixed.use(CAPTURED_FORWARD) is not None else 2
     own, reference = _results(fixed)[:count], _results(fp32)[:count]
@@ -77,9 +77,9 @@ def cures_the_step(fixed: RunView, fp32: RunView | None) -> bool | None:
 
 def _results(run: RunView) -> tuple[float, ...]:
     """Loss and gradient norm of the step; NaN where one was not recorded."""
-    if not run.attempts:
+    if not run.steps:
         return math.nan, math.nan
-    loss, norm = sum(run.losses) if run.losses else None, run.attempts[-1].grad_norm
+    loss, norm = sum(run.losses) if run.losses else None, run.steps[-1].grad_norm
     return tuple(math.nan if value is None else value for value in (loss, norm))
 
 
@@ -98,16 +98,16 @@ def _undecided(evidence: Evidence) -> str:
             f"{broken[0]}{more} held NaN or infinity before this step. An earlier step broke it; "
             "the first capsule of the run, or one of an earlier step, shows how."
         )
-    if fp32 is not None and fp32.first_bad_attempt is not None:
+    if fp32 is not None and fp32.first_bad_step is not None:
         root = evidence.root
         where = f" First bad op: {root.op.op} in {root.op.module or 'the model'}." if root else ""
         return (
             "with these weights and this batch the step is not finite in fp32 either."
             f"{where} Whether half precision brought the weights there, one step cannot tell."
         )
-    if run.first_bad_attempt is not None:
+    if run.first_bad_step is not None:
         frozen = evidence.runs.get(SCALE_1)
-        if frozen is not None and frozen.first_bad_attempt is None:
+        if frozen is not None and frozen.first_bad_step is None:
             return (
                 f"gradients overflow at the loss scale of this step, {_scale(run):,.6g}, and are "
                 "finite at 1. Whether the scaler would have come down to a scale that fits, one "

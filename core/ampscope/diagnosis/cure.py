@@ -54,7 +54,7 @@ def is_cured(
     """True: a measured symptom is gone and the loss follows the control's. False: the symptom or
     the cause is still there, or the loss does not follow. None: the cause is found no more, and an
     effect cannot be measured."""
-    if not fixed.attempts or fixed.has_exception:
+    if not fixed.steps or fixed.has_exception:
         return False
     if evidence.fp32 is not None and not _ends_alike(fixed, evidence):
         return False
@@ -128,7 +128,7 @@ def _consumers(verdict: Verdict, evidence: Evidence) -> set[str]:
     """Ops that took the result of the bad op that ``verdict`` names."""
     known = [
         bad for bad in evidence.baseline.bad_ops
-        if (bad.op, bad.line, bad.attempt) == (verdict.op, verdict.line, verdict.step)
+        if (bad.op, bad.line, bad.step) == (verdict.op, verdict.line, verdict.step)
     ]  # fmt: skip
     return {name for bad in known for name in bad.consumers}
 
@@ -150,10 +150,10 @@ def follows(run: RunView, reference: RunView | None) -> bool | None:
     as many steps. None when there are too few to compare, or when the reference does not train."""
     if reference is None:
         return None
-    if len({a.optimizer for a in reference.attempts}) != 1:
+    if len({a.optimizer for a in reference.steps}) != 1:
         return True  # the losses of several optimizers play against each other
-    own = [a.loss for a in run.attempts[run.leading_skips :] if a.loss is not None]
-    other = [a.loss for a in reference.attempts if a.loss is not None]
+    own = [a.loss for a in run.steps[run.leading_skips :] if a.loss is not None]
+    other = [a.loss for a in reference.steps if a.loss is not None]
     count = min(len(own), len(other))
     if count < MIN_COMPARED:
         return None
@@ -174,7 +174,7 @@ def follows(run: RunView, reference: RunView | None) -> bool | None:
 
 def _falls(run: RunView) -> bool:
     """The loss ends no higher than it began: what only bounds a divergence is no cure."""
-    losses = [a.loss for a in run.attempts if a.loss is not None]
+    losses = [a.loss for a in run.steps if a.loss is not None]
     if not losses:
         return False
     tail = _course(losses)[1]
@@ -191,7 +191,7 @@ def _course(losses: list[float]) -> tuple[float, float, float]:
 def _only_searches(run: RunView) -> bool:
     """Its skips are a search for the scale that has begun the run: finite losses, a scale of 1 or
     more. In a short run such a search may not have ended."""
-    search = run.attempts[: run.leading_skips]
+    search = run.steps[: run.leading_skips]
     is_finite = all(a.loss is None or math.isfinite(a.loss) for a in search)
     return len(run.skips) == len(search) and is_finite and all(a.scale >= 1 for a in search)
 
@@ -219,7 +219,7 @@ def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
     guards = bool(evidence.symptoms & GUARDED or before.guarded_losses)
     if not guards or "time" in (fp32.outcome.ended, fixed.outcome.ended):
         return True
-    return fixed.outcome.attempts >= fp32.outcome.attempts
+    return fixed.outcome.steps >= fp32.outcome.steps
 
 
 def _clips_unscaled(before: RunView, after: RunView) -> bool:
@@ -229,9 +229,7 @@ def _clips_unscaled(before: RunView, after: RunView) -> bool:
         next((c.value for c in run.calls if c.name == "clip" and _is_finite(c.value)), None)
         for run in (before, after)
     ]
-    moved = [
-        next((a.update_norm for a in r.attempts if a.update_norm), 0.0) for r in (before, after)
-    ]
+    moved = [next((a.update_norm for a in r.steps if a.update_norm), 0.0) for r in (before, after)]
     if norms[0] is not None and norms[1] is not None:
         return norms[1] < norms[0] / 2
     return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)
@@ -243,15 +241,15 @@ def _is_finite(value: float | None) -> bool:
 
 def _victims_learn(before: RunView, after: RunView) -> bool:
     """The optimizers that never overflowed have gradients again; the other one's fault remains."""
-    victims = {a.optimizer for a in before.attempts} - {
-        a.optimizer for a in before.attempts if a.grad_nonfinite
+    victims = {a.optimizer for a in before.steps} - {
+        a.optimizer for a in before.steps if a.grad_nonfinite
     }
     shares = [_last_zero_share(run, victims) for run in (before, after)]
     return bool(victims) and shares[1] < 0.5 * shares[0]
 
 
 def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
-    own = [a for a in run.attempts if a.optimizer in optimizers and a.grad_total][-5:]
+    own = [a for a in run.steps if a.optimizer in optimizers and a.grad_total][-5:]
     total = sum(a.grad_total for a in own)
     return sum(a.grad_zero for a in own) / total if total else 0.0
 
@@ -326,7 +324,8 @@ def judged(evidence: Evidence) -> Diagnosis:
             f"code, and its compiled code was not judged: {why}.",
         )
     note = (
-        f"The script would fail in eager mode: {what} Compiled, it trains: {len(run.attempts):,} "
+        f"The script would fail in eager mode: {what} Compiled, it trains: "
+        f"{len(run.steps):,} "
         "optimizer steps ran with torch.compile on, without a bad one. Compiled code keeps the "
         "intermediate results of a fused chain of ops in fp32."
     )
@@ -347,7 +346,7 @@ def _acquitted(diagnosis: Diagnosis, evidence: Evidence, why: str) -> Diagnosis:
         return dataclasses.replace(diagnosis, notes=(f"Compiled code was not judged: {why}.",))
     found = departure(evidence.runs)
     if found is None:
-        return dataclasses.replace(diagnosis, notes=(ALIKE.format(len(run.attempts)),))
+        return dataclasses.replace(diagnosis, notes=(ALIKE.format(len(run.steps)),))
     drawn = evidence.runs.get(EAGER_RANDOM)
     is_drawn = drawn is not None and not apart(evidence.runs, EAGER_RANDOM)
     if is_drawn and not repeating(evidence.runs):
@@ -373,7 +372,7 @@ def _what(diagnosis: Diagnosis) -> str:
 
 def _fails(run: RunView, evidence: Evidence) -> bool:
     """Whether a bad step is seen in the compiled run, or its loss leaves the fp32 control's."""
-    if run.bad_loss_attempts or run.weights_broken or run.has_exception:
+    if run.bad_loss_steps or run.weights_broken or run.has_exception:
         return True
     if symptoms(run, evidence.fp32) - UNSEEN:
         return True

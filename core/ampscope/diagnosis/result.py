@@ -121,7 +121,7 @@ def report_of(
         could_not_run=unfinished,
         notes=(*_notes(diagnosis, views), *_gaps(diagnosis, views)),
         output=output,
-        judged_steps=(outcome := views["as_is"].outcome).attempts,
+        judged_steps=(outcome := views["as_is"].outcome).steps,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
         control_symptoms={name: _of_control(views[name]) for name in CONTROLS if name in views},
         ended=views["as_is"].outcome.ended,
@@ -139,9 +139,9 @@ def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
             info.message
             or f"The script's process exited without reporting an error ({info.state})."
         )
-    if outcome.attempts or view.guarded_losses or view.guarded_gradients:
+    if outcome.steps or view.guarded_losses or view.guarded_gradients:
         return ""  # also a script that left at once because of what it computed can be judged
-    if view.ended_itself and not view.has_exception and fp32 is not None and fp32.outcome.attempts:
+    if view.ended_itself and not view.has_exception and fp32 is not None and fp32.outcome.steps:
         return ""  # it leaves before its first step, and in fp32 it does not
     return info.message or ending(outcome, info.spec)[1] or "The script made no optimizer step."
 
@@ -149,18 +149,18 @@ def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
 def _other_end(run: RunView, fp32: RunView) -> str:
     """How the script's end differs from that of its fp32 control; "" when both end alike."""
     own, reference = run.outcome, fp32.outcome
-    if not run.ended_itself or (own.ended, own.exit_code, own.attempts) == (
-        reference.ended, reference.exit_code, reference.attempts
+    if not run.ended_itself or (own.ended, own.exit_code, own.steps) == (
+        reference.ended, reference.exit_code, reference.steps
     ):  # fmt: skip
         return ""
     words = {"exception": f"with {own.error_type}", "exit": f"with exit status {own.exit_code}"}
     status = f" {words[own.ended]}" if own.ended in words else ""
-    if not status and own.attempts == reference.attempts:
+    if not status and own.steps == reference.steps:
         return ""
     at_least = "" if fp32.ended_itself else "at least "
     return (
-        f"The script ended{status} after {own.attempts:,} optimizer steps; its fp32 control made "
-        f"{at_least}{reference.attempts:,}."
+        f"The script ended{status} after {own.steps:,} optimizer steps; its fp32 control made "
+        f"{at_least}{reference.steps:,}."
     )
 
 
@@ -177,7 +177,7 @@ def _of_control(view: RunView) -> tuple[str, ...]:
 def _without_scaler(run: RunView) -> str:
     """fp16 gradients without any loss scale are worth a note even where they did no harm so far."""
     outcome = run.outcome
-    in_fp16 = "fp16" in outcome.flop_dtypes and bool(run.attempts)
+    in_fp16 = "fp16" in outcome.flop_dtypes and bool(run.steps)
     by_hand = static_scale(run) is not None or hand_scale_facts(run) is not None
     if not in_fp16 or run.has_scaler or by_hand or outcome.framework != "torch":
         return ""
@@ -218,9 +218,9 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
     if "fp32" in views and not (diagnosis.findings or diagnosis.latent):
         notes += _of_gradients(views["as_is"], views["fp32"])
     if outcome.ended == "steps":
-        notes.append(f"Stopped after {outcome.attempts} optimizer steps.")
+        notes.append(f"Stopped after {outcome.steps} optimizer steps.")
     if outcome.ended == "time":
-        notes.append(f"Stopped at the time limit after {outcome.attempts} optimizer steps.")
+        notes.append(f"Stopped at the time limit after {outcome.steps} optimizer steps.")
     if "fp32" in views and (told := _other_end(views["as_is"], views["fp32"])):
         notes.append(told)
     if "fp32" in views and (what := difference(views["as_is"], views["fp32"])):
@@ -264,7 +264,7 @@ def trial_of(
     """The trial that a run under ``control`` was, with what it costs."""
     peaks = fixed.outcome.peak_bytes, before.outcome.peak_bytes
     memory = peaks[0] / peaks[1] if all(peaks) and not Control(control).is_compiled else None
-    steps = len(fixed.attempts)
+    steps = len(fixed.steps)
     return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory, steps)
 
 
@@ -279,8 +279,7 @@ def price(fixed: RunView, before: RunView) -> float | None:
     if Control(fixed.control).is_compiled:
         return None
     times = [
-        v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0
-        for v in (fixed, before)
+        v.outcome.elapsed_s / v.outcome.steps if v.outcome.steps else 0.0 for v in (fixed, before)
     ]
     return times[0] / times[1] if times[1] else None
 

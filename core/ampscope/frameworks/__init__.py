@@ -7,7 +7,7 @@ pythons      the frameworks as data, the Python that has one, `ampscope framewor
              and which framework a script trains with, read from its imports
 adapters     what every adapter offers, and the settings that all understand
 tensors      a tensor as NumPy bits with its dtype's name; exponents counted by numba
-recorder     an adapter's facts as records of a run: steps, frames, ops, attempts, bad layers
+recorder     an adapter's facts as records of a run: steps, frames, ops, optimizer steps, bad layers
 watch_run    the run of a training that a user watches from inside, and how a fit ends
 networks     one LeNet, MLP and small transformer: weights and batches for every framework
 child        `python -m ampscope.frameworks.child`: a probe

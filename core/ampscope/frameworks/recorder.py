@@ -1,4 +1,5 @@
-"""An adapter's facts as records of a run: modules, frames, steps, attempts, scans, bad layers.
+"""An adapter's facts as records of a run: modules, frames, steps, optimizer steps, scans, bad
+layers.
 
     recorder = Recorder(cadence)
     recorder.module(ModuleRecord(…))            # layers, as they are met
@@ -9,7 +10,7 @@
 :meth:`Recorder.take` gives what the store has not got yet; :meth:`Recorder.observations` is the
 evidence for the rules, closed with how the script ended.
 
-Also here: what an adapter hands over (:class:`LayerCall`, :class:`StepFacts`), attempts, bad
+Also here: what an adapter hands over (:class:`LayerCall`, :class:`StepFacts`), steps, bad
 layers, exponent counts, ops, scans and the outcome made of it.
 """
 
@@ -28,11 +29,11 @@ from numpy.typing import NDArray
 from ampscope.frameworks.tensors import Values, count_into
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF, RAW_LEN, Raw
 from ampscope.observations import (
-    Attempt,
     BadOp,
     Call,
     Observation,
     Operand,
+    OptimizerStep,
     Outcome,
     ParameterGradient,
     Scan,
@@ -48,7 +49,7 @@ from ampscope.records import (
 )
 from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
-DETAILED = 8  # attempts whose gradients are kept one by one; bad ones always are
+DETAILED = 8  # steps whose gradients are kept one by one; bad ones always are
 MAX_BATCH_SCANS = 2_000
 _HALF = ("fp16", "bf16")
 
@@ -62,9 +63,9 @@ class Recorder:
     ) -> None:
         self.cadence = cadence
         self._after_step = after_step
-        self.steps = 0  # attempted
+        self.steps = 0  # skipped ones included
         self.half_seen: set[str] = set()  # dtypes in which layers computed
-        self.attempts: list[Attempt] = []
+        self.optimizer_steps: list[OptimizerStep] = []
         self.calls, self.scans = list[Call](), list[Scan]()
         self.gradients: list[ParameterGradient] = []
         self.bad_layers = BadLayers()
@@ -144,18 +145,18 @@ class Recorder:
             for order, (name, values) in enumerate(facts.gradients.items())
         ]
         added = updates(facts)
-        attempt = attempt_of(self.steps, facts, parts, added)
-        self.attempts.append(attempt)
+        record = optimizer_step_of(self.steps, facts, parts, added)
+        self.optimizer_steps.append(record)
         self.calls += step_calls(len(self.calls), self.steps, facts)
-        self._detail(facts, attempt, parts)
+        self._detail(facts, record, parts)
         if self.wants_tensors:
             self._count_parameters(facts, added)
         self._measured.frames += self._counts.take(self.steps, facts.carried)
-        if attempt.loss is not None and not math.isfinite(attempt.loss):
+        if record.loss is not None and not math.isfinite(record.loss):
             self.bad_layers.reached_loss(self.steps)
-        elif attempt.grad_nonfinite:
+        elif record.grad_nonfinite:
             self.bad_layers.reached_gradient(self.steps)
-        self._measured.steps.append(step_record(attempt, facts, self.ops.end_step()))
+        self._measured.steps.append(step_record(record, facts, self.ops.end_step()))
         self.bad_layers.next_step()
         self.steps += 1
         self.elapsed_s += time.perf_counter() - started
@@ -164,8 +165,8 @@ class Recorder:
 
     def scaler_updated(self, scaler: str) -> None:
         """Called when a scaler has decided on its next scale, after the steps through it."""
-        attempt = max(self.steps - 1, 0)
-        self.calls.append(Call(len(self.calls), attempt, "update", subject=scaler))
+        last = max(self.steps - 1, 0)
+        self.calls.append(Call(len(self.calls), last, "update", subject=scaler))
 
     def take(self) -> PendingRecords:
         """What came since the last call."""
@@ -175,24 +176,29 @@ class Recorder:
 
     def forget(self) -> None:
         """Let go of the evidence for the rules, which grows with every step of a long training."""
-        del self.attempts[:-1], self.calls[:], self.gradients[:], self.scans[:]
+        del self.optimizer_steps[:-1], self.calls[:], self.gradients[:], self.scans[:]
 
     def observations(self, outcome: Outcome) -> list[Observation]:
         """Everything seen so far, closed with ``outcome``."""
-        facts: list[Observation] = [*self.calls, *self.attempts, *self.gradients, *self.scans]
+        facts: list[Observation] = [
+            *self.calls,
+            *self.optimizer_steps,
+            *self.gradients,
+            *self.scans,
+        ]
         return [*facts, *self.bad_layers.records(), outcome]
 
     def outcome(self, ended: str, notes: tuple[str, ...] = ()) -> Outcome:
         """How it stands, with what was seen."""
         return Outcome(
             ended=ended,
-            attempts=self.steps,
+            steps=self.steps,
             backwards=sum(c.name == "backward" for c in self.calls),
-            optimizers=tuple(sorted({a.optimizer for a in self.attempts})),
-            scalers=tuple(sorted({a.scaler for a in self.attempts} - {""})),
+            optimizers=tuple(sorted({a.optimizer for a in self.optimizer_steps})),
+            scalers=tuple(sorted({a.scaler for a in self.optimizer_steps} - {""})),
             uses_autocast="+".join(sorted(self.half_seen)),
             notes=notes,
-            last_loss=self.attempts[-1].loss if self.attempts else None,
+            last_loss=self.optimizer_steps[-1].loss if self.optimizer_steps else None,
         )
 
     def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
@@ -205,8 +211,10 @@ class Recorder:
             for name, values in named.items():
                 self._count(role, self.index_of(name.rpartition(".")[0]), values, keep=True)
 
-    def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
-        if attempt.attempt < DETAILED or attempt.grad_nonfinite:
+    def _detail(
+        self, facts: StepFacts, record: OptimizerStep, parts: list[ParameterGradient]
+    ) -> None:
+        if record.step < DETAILED or record.grad_nonfinite:
             self.gradients += parts
         bad = [part for part in parts if part.nonfinite]
         self._measured.nonfinite += [nonfinite_record(part, facts) for part in bad]
@@ -250,17 +258,17 @@ class Writing:
 # read.
 
 
-def attempt_of(
+def optimizer_step_of(
     number: int,
     facts: StepFacts,
     parts: list[ParameterGradient],
     added: Mapping[str, NDArray[Any]],
-) -> Attempt:
-    """The record of attempt ``number``; ``parts`` are its gradients, ``added`` its
+) -> OptimizerStep:
+    """The record of step ``number``; ``parts`` are its gradients, ``added`` its
     :func:`updates`."""
     moved, norm = _motion(facts, added)
-    return Attempt(
-        attempt=number,
+    return OptimizerStep(
+        step=number,
         optimizer=facts.optimizer,
         scaler="" if facts.scale is None else facts.scaler,
         loss=facts.loss,
@@ -290,22 +298,22 @@ def attempt_of(
     )
 
 
-def step_record(attempt: Attempt, facts: StepFacts, op_set: int | None) -> StepRecord:
-    """The :class:`StepRecord` of an attempt, as pages show it."""
+def step_record(record: OptimizerStep, facts: StepFacts, op_set: int | None) -> StepRecord:
+    """The :class:`StepRecord` of a step, as pages show it."""
     return StepRecord(
-        step=attempt.attempt,
-        loss=attempt.loss,
+        step=record.step,
+        loss=record.loss,
         scale=facts.scale,
         growth_counter=facts.growth_counter,
-        skipped=attempt.skipped,
-        grad_norm=float("nan") if attempt.grad_nonfinite else attempt.grad_norm,
-        lr=attempt.lr,
+        skipped=record.skipped,
+        grad_norm=float("nan") if record.grad_nonfinite else record.grad_norm,
+        lr=record.lr,
         step_time_s=facts.step_time_s,
         overhead_s=facts.overhead_s,
         peak_bytes=facts.peak_bytes,
-        moved_share=attempt.moved_share,
+        moved_share=record.moved_share,
         op_set=op_set,
-        ended_at=attempt.ended_at,
+        ended_at=record.ended_at,
     )
 
 
@@ -314,7 +322,7 @@ def nonfinite_record(part: ParameterGradient, facts: StepFacts) -> NonFiniteReco
     row = np.zeros(RAW_LEN, np.int64)
     count_into(facts.gradients[part.name], row)
     counts = int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF])
-    return NonFiniteRecord(part.attempt, part.name, part.order, part.total, *counts)
+    return NonFiniteRecord(part.step, part.name, part.order, part.total, *counts)
 
 
 def updates(facts: StepFacts) -> dict[str, NDArray[Any]]:
@@ -329,7 +337,7 @@ def updates(facts: StepFacts) -> dict[str, NDArray[Any]]:
 def _part(
     number: int, facts: StepFacts, order: int, name: str, values: Values
 ) -> ParameterGradient:
-    """A parameter's gradient in attempt ``number``, unscaled."""
+    """A parameter's gradient in step ``number``, unscaled."""
     floats = values.floats()
     bad = nonfinite_count(floats)
     kept = floats[np.isfinite(floats)] if bad else floats
@@ -499,7 +507,7 @@ class BadLayers:
         """Whether the layer was bad before; then it counts up."""
         known = self._known.get(key)
         if known is not None:
-            self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
+            self._known[key] = replace(known, count=known.count + 1, last_step=step)
         return known is not None
 
     def _vanished(self, call: LayerCall, step: int) -> None:
@@ -580,7 +588,7 @@ def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
     return BadOp(
         id=number,
         kind="nonfinite",
-        attempt=step,
+        step=step,
         phase="forward",
         op=call.op if "." in call.op else f"layer.{call.op}",
         node="",
@@ -601,7 +609,7 @@ def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
         fp32_max=largest(fp32) if fp32 is not None and has_finite else None,
         fp32_finite=None if fp32 is None else bool(np.isfinite(fp32).all()),
         autocast=call.compute_dtype in ("fp16", "bf16"),
-        last_attempt=step,
+        last_step=step,
         consumers=call.consumers,
     )
 
@@ -799,7 +807,7 @@ class OpSets:
 
 
 def scan(moment: str, kind: str, name: str, values: Values, step: int) -> Scan:
-    """What ``values`` hold, at attempt ``step``."""
+    """What ``values`` hold, at step ``step``."""
     floats = values.floats()
     is_finite = np.isfinite(floats)
     finite = floats if is_finite.all() else floats[is_finite]

@@ -156,9 +156,9 @@ class DiagnosisPlan:
         """Every step was skipped at whatever scale, or the scale fell below 1, with a finite loss:
         are gradients finite at 1?"""
         run = self.views["as_is"]
-        if not run.has_scaler or not run.skips or run.bad_loss_attempts:
+        if not run.has_scaler or not run.skips or run.bad_loss_steps:
             return False
-        return len(run.skips) == len(run.attempts) or min(run.scales) < 1
+        return len(run.skips) == len(run.steps) or min(run.scales) < 1
 
     def try_fixes(self, finding: Finding) -> None:
         """Run the finding's interventions until one cures, or removes the pattern where an effect
@@ -365,7 +365,7 @@ def wants_cuda(run: RunView, output: str) -> bool:
     if not any(run.use(name) for name in ("cuda_asked", "trainer_fp16")):
         return False
     use = precision_use(run, None)
-    return not run.attempts or (use is not None and use.no_half)
+    return not run.steps or (use is not None and use.no_half)
 
 
 def _report(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:

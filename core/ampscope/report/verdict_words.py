@@ -21,7 +21,7 @@ from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import OF_COMPILERS, OUT_OF_MEMORY, DiagnosisResult
 from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
-from ampscope.observations import Attempt, BadOp, Operand
+from ampscope.observations import BadOp, Operand, OptimizerStep
 from ampscope.records import State
 from ampscope.report import fix_words
 from ampscope.report.document import Figure
@@ -249,8 +249,8 @@ def _harmless(baseline: RunView) -> str:
     """Things that look like faults and are none."""
     skips = len(baseline.skips)
     if not skips:
-        return f"{plural(len(baseline.attempts), 'optimizer step')} were recorded."
-    total = plural(len(baseline.attempts), "optimizer step")
+        return f"{plural(len(baseline.steps), 'optimizer step')} were recorded."
+    total = plural(len(baseline.steps), "optimizer step")
     if baseline.leading_skips == skips:
         return (
             f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
@@ -294,7 +294,7 @@ def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> l
         Link(CAUSES[c.cause].titled, c.verdict.reason, step=c.verdict.step)
         for c in finding.consequences
     ]
-    links += _arrival(run, op.attempt if op is not None else finding.verdict.step)
+    links += _arrival(run, op.step if op is not None else finding.verdict.step)
     seen = "; ".join(symptoms) or "nothing, in the steps that were run"
     if finding.cause in OF_COMPILERS and not symptoms:
         seen = "the script trains in eager mode; with torch.compile on its numbers are others"
@@ -309,7 +309,7 @@ def bad_op(finding: Finding, run: RunView) -> BadOp | None:
         (
             b
             for b in run.bad_ops
-            if (b.op, b.line, b.attempt) == (found.op, found.line, found.step)
+            if (b.op, b.line, b.step) == (found.op, found.line, found.step)
             and (b.module or None) == found.module
         ),
         None,
@@ -321,10 +321,10 @@ def _op_links(op: BadOp) -> list[Link]:
     links = []
     if inputs:
         detail = "; ".join(_operand(o) for o in inputs[:MAX_INPUTS])
-        links.append(Link("Input", detail, any(o.nonfinite for o in inputs), step=op.attempt))
+        links.append(Link("Input", detail, any(o.nonfinite for o in inputs), step=op.step))
     place = f" in {op.module}" if op.module else ""
     title = f"First bad op: {op.op}{place}, {op.phase}"
-    links.append(Link(title, _op_detail(op), op.kind == "nonfinite", True, op.attempt))
+    links.append(Link(title, _op_detail(op), op.kind == "nonfinite", True, op.step))
     return links
 
 
@@ -359,31 +359,29 @@ def _cause_link(finding: Finding) -> Link:
 
 def _arrival(run: RunView, step: int | None) -> list[Link]:
     """Where the trouble went from ``step`` on: loss, gradients, and the optimizer's step."""
-    bad = next((a for a in run.attempts if a.attempt >= (step or 0) and _is_bad(a)), None)
+    bad = next((a for a in run.steps if a.step >= (step or 0) and _is_bad(a)), None)
     if bad is None:
         return []
     links = []
     if bad.loss is not None and not math.isfinite(bad.loss):
-        links.append(Link("Loss", f"{value(bad.loss)} at step {bad.attempt}", True))
+        links.append(Link("Loss", f"{value(bad.loss)} at step {bad.step}", True))
     if bad.grad_nonfinite:
-        text = (
-            f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.attempt}"
-        )
-        links.append(Link("Gradients", text, True, step=bad.attempt))
+        text = f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.step}"
+        links.append(Link("Gradients", text, True, step=bad.step))
     if bad.skipped:
-        total = plural(len(run.attempts), "step")
-        text = f"GradScaler left step {bad.attempt} out; {len(run.skips):,} of {total} in all"
+        total = plural(len(run.steps), "step")
+        text = f"GradScaler left step {bad.step} out; {len(run.skips):,} of {total} in all"
         links.append(Link("Skipped step", text))
     elif bad.weight_nonfinite:
         entries = plural(bad.weight_nonfinite, "entry", "entries")
-        links.append(Link("Weights", f"{entries} not finite after step {bad.attempt}", True))
+        links.append(Link("Weights", f"{entries} not finite after step {bad.step}", True))
     return links
 
 
-def _is_bad(attempt: Attempt) -> bool:
-    loss = attempt.loss
+def _is_bad(step: OptimizerStep) -> bool:
+    loss = step.loss
     is_lost = loss is not None and not math.isfinite(loss)
-    return bool(is_lost or attempt.grad_nonfinite or attempt.weight_nonfinite)
+    return bool(is_lost or step.grad_nonfinite or step.weight_nonfinite)
 
 
 # The first sentence of every verdict: what ran in which precision, and how much was judged.

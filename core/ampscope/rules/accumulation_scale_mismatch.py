@@ -36,14 +36,14 @@ def check(evidence: Evidence) -> Verdict:
         Status.FOUND,
         f"Line {call.line} calls scaler.{name} in the middle of an accumulation of "
         f"{len(window.backwards)} backward passes, in {len(wrong)} windows.",
-        step=call.attempt,
+        step=call.step,
         line=call.line,
         evidence=(
             Measurement(
-                "windows with unscale_ or update inside", len(wrong), 0, "as_is", call.attempt
+                "windows with unscale_ or update inside", len(wrong), 0, "as_is", call.step
             ),
             Measurement(
-                "backward passes in the window", len(window.backwards), 1, "as_is", call.attempt
+                "backward passes in the window", len(window.backwards), 1, "as_is", call.step
             ),
         ),
         fix=Fix(

@@ -27,7 +27,7 @@ def check(evidence: Evidence) -> Verdict:
         return inconclusive("Without the fp32 control a cast may have made them so.")
     reference = {s.name for s in _bad(evidence.fp32)}
     bad = [s for s in _bad(evidence.baseline) if s.name in reference]
-    if not evidence.fp32_fails or evidence.fp32.first_bad_attempt not in (0, None):
+    if not evidence.fp32_fails or evidence.fp32.first_bad_step not in (0, None):
         # A mask of infinities that no optimizer trains means to be one, and fp32 bears it.
         bad = [s for s in bad if s.kind == "parameter" or s.nan or not s.inf]
     if bad and not evidence.symptoms and not evidence.fp32_symptoms:
@@ -40,9 +40,9 @@ def check(evidence: Evidence) -> Verdict:
         f"Parameter {first.name} holds {first.nan} NaN, {first.inf} infinities and values up to "
         f"{first.max_abs or 0:.3g} before training.",
         module=first.name.rpartition(".")[0] or None,
-        step=first.attempt,
+        step=first.step,
         evidence=tuple(
-            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.attempt)
+            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.step)
             for s in bad[:5]
         ),
         fix=Fix("fix_init", f"Initialise {first.name}.", "nn.init.normal_(parameter, std=0.02)\n"),
@@ -54,7 +54,7 @@ ABSURD = 1e6  # no initialisation in use gives such a weight; uninitialised memo
 
 def _bad(run: RunView) -> list[Scan]:
     kinds = ("parameter", "frozen")
-    first = [s for s in run.scans if s.moment == "start" and s.kind in kinds and not s.attempt]
+    first = [s for s in run.scans if s.moment == "start" and s.kind in kinds and not s.step]
     return [s for s in first if s.nan + s.inf or (s.max_abs or 0.0) > ABSURD]
 
 

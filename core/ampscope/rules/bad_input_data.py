@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Verdict:
     if (op := shared_singularity(evidence)) is not None and is_impossible_alignment(op):
         return op_verdict(
             RootOp(op, Arrives.LOSS),
-            f"The CTC loss of line {op.line} is infinite at step {op.attempt}{sample(op)}: the"
+            f"The CTC loss of line {op.line} is infinite at step {op.step}{sample(op)}: the"
             " input is too short for its target, so no alignment exists. AMP is innocent: the fp32"
             " control has the same.",
             Fix("fix_data", "Drop such samples, or give ctc_loss zero_infinity=True.", CTC_PATCH),
@@ -54,13 +54,13 @@ def check(evidence: Evidence) -> Verdict:
         return op_verdict(
             root,
             f"Line {root.op.line} makes a value that is not finite before any model sees it"
-            f" ({root.op.op}) at step {root.op.attempt}{sample(root.op)}. AMP is innocent: the fp32"
+            f" ({root.op.op}) at step {root.op.step}{sample(root.op)}. AMP is innocent: the fp32"
             " control makes it too.",
             Fix("fix_data", "Repair or drop the bad samples.", PATCH),
         )
     if not evidence.fp32_fails:
         return passed("fp32 bears every batch: no value that came in did harm.")
-    bad = evidence.fp32.first_bad_attempt
+    bad = evidence.fp32.first_bad_step
     own, reference = _first(evidence.baseline, bad), _first(evidence.fp32, bad)
     if own is None or reference is None:
         return passed("Nothing that is not finite came in where fp32 first fails.")
@@ -96,7 +96,7 @@ def _prepares_data(op: BadOp) -> bool:
 
 
 def _first(run: RunView, bad: int | None) -> ForeignValue | None:
-    """What came in new at attempt ``bad``; at any when fp32 has no bad attempt of its own."""
+    """What came in new at step ``bad``; at any when fp32 has no bad step of its own."""
     return min((v for v in foreign_values(run) if bad is None or v.step == bad), default=None)
 
 

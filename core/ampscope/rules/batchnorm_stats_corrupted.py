@@ -30,12 +30,12 @@ def check(evidence: Evidence) -> Verdict:
         return passed("All buffers are finite at the end.")
     if run.weights_broken or any(s.nan + s.inf for s in run.scans_of("end", "parameter")):
         return passed("The weights are not finite either: the buffers are a consequence.")
-    if run.attempts and len(run.bad_loss_attempts) > 0.5 * len(run.attempts):
+    if run.steps and len(run.bad_loss_steps) > 0.5 * len(run.steps):
         return passed("Most steps have no finite loss: the buffers are a consequence.")
     if evidence.fp32 is not None and evidence.fp32.broken_buffers:
         return inconclusive("fp32 ends with such buffers too.")
     first = bad[0]
-    step = run.first_bad_attempt
+    step = run.first_bad_step
     module = first.name.rpartition(".")[0]
     return Verdict(
         Status.FOUND,
@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> Verdict:
         phase="forward",
         step=step,
         evidence=tuple(
-            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.attempt)
+            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.step)
             for s in bad[:5]
         ),
         fix=Fix(

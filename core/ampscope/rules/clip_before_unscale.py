@@ -47,23 +47,23 @@ def check(evidence: Evidence) -> Verdict:
         return clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
     clips = [c for c in run.calls if c.name == "clip"]
-    scale = next((a.scale for a in run.attempts if a.attempt >= first.attempt), 0.0)
+    scale = next((a.scale for a in run.steps if a.step >= first.step), 0.0)
     return Verdict(
         Status.FOUND,
         f"Line {first.line} clips gradients that are still multiplied by the loss scale"
         f" ({scale:,.6g}), in {len(wrong)} of {len(clips)} clips.",
-        step=first.attempt,
+        step=first.step,
         line=first.line,
         evidence=(
-            Measurement("clips of scaled gradients", len(wrong), 0, "as_is", first.attempt),
+            Measurement("clips of scaled gradients", len(wrong), 0, "as_is", first.step),
             Measurement(
                 "norm that the clip saw",
                 first.value if first.value is not None else "not returned",
                 float(first.note or 0),
                 "as_is",
-                first.attempt,
+                first.step,
             ),
-            Measurement("loss scale", scale, 1, "as_is", first.attempt),
+            Measurement("loss scale", scale, 1, "as_is", first.step),
         ),
         fix=Fix(
             "move_unscale",
@@ -80,7 +80,7 @@ def _cuts(run: RunView, clip: Call) -> bool:
     limit = float(clip.note or 0)
     if clip.value is not None:
         return math.isfinite(clip.value) and clip.value > limit
-    own = [a for a in run.attempts if a.attempt == clip.attempt and a.grad_max is not None]
+    own = [a for a in run.steps if a.step == clip.step and a.grad_max is not None]
     return math.isfinite(limit) and not any(
         (a.grad_max or 0.0) * a.scale < limit * BELOW for a in own
     )
@@ -88,8 +88,8 @@ def _cuts(run: RunView, clip: Call) -> bool:
 
 def _follow_scale(run: RunView, clips: list[Call]) -> bool:
     """The script multiplied the limits by the scale itself."""
-    scales = {a.attempt: a.scale for a in run.attempts}
-    pairs = [(float(c.note), scales[c.attempt]) for c in clips if c.note and c.attempt in scales]
+    scales = {a.step: a.scale for a in run.steps}
+    pairs = [(float(c.note), scales[c.step]) for c in clips if c.note and c.step in scales]
     return len(pairs) > 1 and follows_scale(*zip(*pairs, strict=True))
 
 
@@ -126,12 +126,12 @@ def _found_by_hand(
     return Verdict(
         Status.FOUND,
         f"{where} {did} ({first.scale:,.6g}) {rest}, in {len(changes)} steps.",
-        step=first.attempt,
+        step=first.step,
         line=first.line,
         evidence=(
             steps,
-            Measurement("norm before the clip", first.norm_before, limit, "as_is", first.attempt),
-            Measurement("loss scale", first.scale, 1, "as_is", first.attempt),
+            Measurement("norm before the clip", first.norm_before, limit, "as_is", first.step),
+            Measurement("loss scale", first.scale, 1, "as_is", first.step),
         ),
         fix=Fix("move_unscale", "Call scaler.unscale_(optimizer) before the clip.", patch),
     )

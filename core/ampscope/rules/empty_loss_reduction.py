@@ -28,14 +28,14 @@ def check(evidence: Evidence) -> Verdict:
     """Found when the root op of the loss averages nothing, in both precisions."""
     if Symptom.LOSS not in evidence.symptoms | evidence.fp32_symptoms:
         return passed("Every loss is finite.")
-    for op in sorted(evidence.baseline.bad_ops, key=lambda b: (b.attempt, b.id)):
+    for op in sorted(evidence.baseline.bad_ops, key=lambda b: (b.step, b.id)):
         is_empty = op.phase != "backward" and forward_class(op) is ForwardClass.EMPTY
         if op.kind == "nonfinite" and is_empty and op.reached_loss:
             if not same_in_fp32(evidence, op):
                 continue
             return op_verdict(
                 RootOp(op, Arrives.LOSS),
-                f"Line {op.line} averages nothing at step {op.attempt}: the count is zero. AMP is "
+                f"Line {op.line} averages nothing at step {op.step}: the count is zero. AMP is "
                 "innocent: fp32 gives NaN too.",
                 Fix("guard_reduction", "Divide by max(count, 1), or skip such a batch.", PATCH),
             )

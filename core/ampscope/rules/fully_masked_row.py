@@ -37,8 +37,8 @@ def check(evidence: Evidence) -> Verdict:
     reference = fp32.use("fully_masked_row")
     if reference is None or not evidence.fp32_fails:
         return passed("fp32 has no such row, or bears it.")
-    if fp32.first_bad_attempt not in (reference.attempt, None):
-        return passed(f"fp32 bears such a row from step {reference.attempt}, and fails elsewhere.")
+    if fp32.first_bad_step not in (reference.step, None):
+        return passed(f"fp32 bears such a row from step {reference.step}, and fails elsewhere.")
     return Verdict(
         Status.FOUND,
         f"{use.value or 0:g} of {use.other or 0:g} softmax rows at line {use.line} are minus"
@@ -46,12 +46,12 @@ def check(evidence: Evidence) -> Verdict:
         module=use.module or None,
         op=f"aten.{use.op}",
         phase="forward",
-        step=use.attempt,
+        step=use.step,
         line=use.line,
         evidence=(
-            Measurement("rows masked completely", use.value or 0.0, 0, "as_is", use.attempt),
+            Measurement("rows masked completely", use.value or 0.0, 0, "as_is", use.step),
             Measurement(
-                "the same in the fp32 control", reference.value or 0.0, 0, "fp32", reference.attempt
+                "the same in the fp32 control", reference.value or 0.0, 0, "fp32", reference.step
             ),
         ),
         fix=Fix("rewrite_op", "Leave at least one position of each row unmasked.", PATCH),

@@ -47,7 +47,7 @@ def check(evidence: Evidence) -> Verdict:
         module=op.module or None,
         op=op.op,
         phase=op.phase,
-        step=op.attempt,
+        step=op.step,
         line=op.line,
         code=op.code,
         evidence=(value, *magnitudes(op)),
@@ -66,20 +66,20 @@ def _seen(op: BadOp) -> tuple[str, Measurement]:
     if op.kind == "coarse":
         return (
             f"{op.op} in {place(op)} is {error:.0%} away from the fp32 result of the same inputs.",
-            Measurement("relative error of the sum", error, INACCURATE_ERROR, "as_is", op.attempt),
+            Measurement("relative error of the sum", error, INACCURATE_ERROR, "as_is", op.step),
         )
     if op.kind == "drift":
         return (
             f"The running sum at line {op.line} has lost {error:.0%} of its value to rounding in"
             f" {op.dtype}: its terms are smaller than half the spacing of the total.",
             Measurement(
-                "rounding errors over the total", error, INACCURATE_ERROR, "as_is", op.attempt
+                "rounding errors over the total", error, INACCURATE_ERROR, "as_is", op.step
             ),
         )
     return (
         f"The sum at line {op.line} did not change in {op.count} additions of something that is"
         " not zero.",
-        Measurement("additions without effect", op.count, MIN_STAGNATED, "as_is", op.attempt),
+        Measurement("additions without effect", op.count, MIN_STAGNATED, "as_is", op.step),
     )
 
 

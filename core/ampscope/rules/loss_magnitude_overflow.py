@@ -41,10 +41,10 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The loss itself is not finite.")
     if fp32 is None:
         return inconclusive("Without the fp32 control the gradients may be infinite there too.")
-    if fp32.bad_gradient_attempts or evidence.fp32_fails:
+    if fp32.bad_gradient_steps or evidence.fp32_fails:
         return passed("fp32 fails as well.")
     root, facts = evidence.root, scale_facts(run)
-    largest = max((a.grad_max or 0.0 for a in fp32.attempts), default=0.0)
+    largest = max((a.grad_max or 0.0 for a in fp32.steps), default=0.0)
     loss = fp32.head_loss or 0.0
     if facts is not None:
         if facts.last >= 1 or facts.bearable is None or not facts.skipped:
@@ -71,7 +71,7 @@ def check(evidence: Evidence) -> Verdict:
         module=(op.module or None) if op else None,
         op=op.op if op else None,
         phase="backward",
-        step=run.first_bad_attempt,
+        step=run.first_bad_step,
         line=op.line if op else "",
         evidence=(
             Measurement("loss in fp32", loss, LARGE, "fp32", 0),

@@ -64,7 +64,7 @@ def check(evidence: Evidence) -> Verdict:
             return passed("No scale was borne at all: look at the backward pass.")
         words = f"is at {last:,.6g} where it cannot fall any further, and every step overflows"
         return _found(evidence, facts, words, 1.0)
-    if evidence.fp32 is not None and evidence.fp32.bad_gradient_attempts:
+    if evidence.fp32 is not None and evidence.fp32.bad_gradient_steps:
         return passed("The gradients are not finite in fp32 either; no scale cures that.")
     if facts.starts_too_high and last >= 1:
         words = (

@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Verdict:
     for name, (words, value) in USES.items():
         use = run.use(name)
         if use is not None:
-            seen = Measurement(value, use.value or 0.0, use.other, "as_is", use.attempt)
+            seen = Measurement(value, use.value or 0.0, use.other, "as_is", use.step)
             module = use.module or owner_of_only_table(run)
             return _found(words, seen, module, f"aten.{use.op}", use.line)
     table = None if evidence.fp32 is None else inaccurate_table(run, evidence.fp32)

@@ -56,16 +56,16 @@ def check(evidence: Evidence) -> Verdict:
     if not evidence.fp32_symptoms & BROKEN:
         return passed("fp32 trains: whatever is wrong has to do with precision.")
     op = shared_singularity(evidence)
-    if op is not None and op.tracked and op.attempt == fp32.first_bad_attempt:
+    if op is not None and op.tracked and op.step == fp32.first_bad_step:
         return _formula(op)
     grown, rise = growth(fp32), divergence(fp32, None)
     if grown < GROWTH and rise is None:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
-    bad = fp32.first_bad_attempt
-    own = min(evidence.baseline.bad_loss_attempts, default=None)
+    bad = fp32.first_bad_step
+    own = min(evidence.baseline.bad_loss_steps, default=None)
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
-    lr = fp32.attempts[0].lr if fp32.attempts else 0.0
+    lr = fp32.steps[0].lr if fp32.steps else 0.0
     began = first_grown(fp32, GROWTH)
     module, where = _where(fp32)
     factor = undivided_by_hand(evidence.baseline)
@@ -113,14 +113,14 @@ def _where(fp32: RunView) -> tuple[str, str]:
     if root is not None:
         op = root.op
         said = f"In fp32 {op.op} gives the first value that is not finite ({place(op)})"
-        return op.module, f" {said}, at step {op.attempt}."
+        return op.module, f" {said}, at step {op.step}."
     bad = [g for g in fp32.gradients if g.nonfinite]
     if bad:
-        first = min(bad, key=lambda g: (g.attempt, g.order))
-        others = sum(g.attempt == first.attempt for g in bad) - 1
+        first = min(bad, key=lambda g: (g.step, g.order))
+        others = sum(g.step == first.step for g in bad) - 1
         more = f" (and of {others:,} more)" if others else ""
         said = f"In fp32 the gradient of {first.name}{more} is the first that is not finite"
-        return first.name.rpartition(".")[0], f" {said}, at step {first.attempt}."
+        return first.name.rpartition(".")[0], f" {said}, at step {first.step}."
     ends = [s for s in fp32.scans_of("end", "parameter") if s.nan + s.inf == 0 and s.change]
     farthest = max(ends, key=lambda s: s.change or 0.0, default=None)
     if farthest is not None and (farthest.change or 0.0) > GROWTH:
@@ -138,7 +138,7 @@ def no_precision_trains(evidence: Evidence) -> Verdict:
         return check(evidence)
     if bf16 is None or not symptoms(bf16, None) & BROKEN:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
-    own, bad = evidence.baseline.first_bad_attempt, fp32.first_bad_attempt
+    own, bad = evidence.baseline.first_bad_step, fp32.first_bad_step
     if bad is None or (own is not None and bad > own + NEAR):
         return inconclusive("fp32 fails later than the baseline run does.")
     root = root_op(fp32)
@@ -182,10 +182,10 @@ def _formula(op: BadOp) -> Verdict:
     return op_verdict(
         RootOp(op, Arrives.LOSS),
         f"AMP is innocent: line {op.line} asks for a value that no precision computes at step"
-        f" {op.attempt}{sample(op)}. {op.op} meets an input of exactly zero, or outside its domain,"
+        f" {op.step}{sample(op)}. {op.op} meets an input of exactly zero, or outside its domain,"
         " and fp32 fails at the same op and step.",
         Fix("rewrite_op", "Keep the input away from zero: a clamp or an epsilon.", FORMULA_PATCH),
-        (Measurement("fp32 fails at the same op and step", "True", run="fp32", step=op.attempt),),
+        (Measurement("fp32 fails at the same op and step", "True", run="fp32", step=op.step),),
     )
 
 

@@ -64,7 +64,7 @@ def check(evidence: Evidence) -> Verdict:
     name = f"the optimizer ({kind})" if kind else "the optimizer"
     vanished = f"; eps = {eps:g} is 0 in fp16" if state.eps_vanished else ""
     values = [
-        Measurement("dtype of the state", first.state_dtypes, "fp32", "as_is", first.attempt),
+        Measurement("dtype of the state", first.state_dtypes, "fp32", "as_is", first.step),
         Measurement("second moments that vanished", state.dead_share, MOSTLY_DEAD, "as_is"),
     ]
     if eps is not None:
@@ -75,7 +75,7 @@ def check(evidence: Evidence) -> Verdict:
         Status.FOUND,
         f"The state of {name} is {first.state_dtypes}: {_what(state)}{vanished}.",
         phase="step",
-        step=(state.broken or first).attempt,
+        step=(state.broken or first).step,
         evidence=tuple(values),
         fix=_fix(kind, eps),
     )
@@ -110,7 +110,7 @@ def _cannot_fall(state: HalfState) -> Verdict | None:
             "optimizer = torch.optim.AdamW(model.float().parameters(), lr=lr)\n",
             ("fp32_state", "fp32_params"),
         ),
-        Measurement("dtype of the state", dtype, "fp32", "as_is", state.first.attempt),
+        Measurement("dtype of the state", dtype, "fp32", "as_is", state.first.step),
         *numbers,
     )
 
@@ -130,7 +130,7 @@ def _arithmetic(lost: LostDecay, dtype: str) -> str:
 def _what(state: HalfState) -> str:
     if (broken := state.broken) is not None:
         which = "the weights" if broken.weight_nonfinite else "its moments"
-        return f"{which} are not finite after step {broken.attempt} although its gradients are"
+        return f"{which} are not finite after step {broken.step} although its gradients are"
     if (state.update_ratio or 0.0) > TOO_LARGE:
         return f"its steps are {state.update_ratio:,.3g} times those of fp32"
     return f"{state.dead_share:.1%} of its second moments vanished"

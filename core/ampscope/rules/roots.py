@@ -98,7 +98,7 @@ def _swallowed(evidence: Evidence, wanted: ForwardClass) -> RootOp | None:
     for op in swallowed(run):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op) and fp32 is not None:
             suffers = bool(evidence.symptoms & LEARNING) or learns_slower(run, fp32)
-            since = sum(a.attempt >= op.attempt for a in run.attempts)
+            since = sum(a.step >= op.step for a in run.steps)
             is_sure = (op.lost or 0.0) > LOST_SURELY and op.count >= max(MIN_LOST, since // 2)
             is_latent = not op.grad_enabled or not (suffers or is_sure)
             found.append(RootOp(op, Arrives.NOWHERE, is_latent=is_latent))

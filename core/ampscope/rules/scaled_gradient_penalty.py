@@ -33,14 +33,14 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The scale is read before the gradients are used.")
     first = wrong[0]
     own = next((c for c in run.calls if c.seq > first.seq and c.name == "backward"), None)
-    values = [Measurement("penalties with scaled gradients", len(wrong), 0, "as_is", first.attempt)]
+    values = [Measurement("penalties with scaled gradients", len(wrong), 0, "as_is", first.step)]
     if own is not None and own.value is not None:
-        values.append(Measurement("loss of the baseline", own.value, None, "as_is", own.attempt))
+        values.append(Measurement("loss of the baseline", own.value, None, "as_is", own.step))
     return Verdict(
         Status.FOUND,
         f"Line {first.line} takes gradients of a scaled loss for a penalty and never divides them"
         " by the scale, so the penalty grows with the scale.",
-        step=first.attempt,
+        step=first.step,
         line=first.line,
         evidence=tuple(values),
         fix=Fix("rewrite_op", "Divide the gradients by scaler.get_scale() before the norm.", PATCH),

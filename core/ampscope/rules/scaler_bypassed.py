@@ -52,7 +52,7 @@ def _unscaled_itself(evidence: Evidence, found: Bypasses, step: Call) -> bool:
     """The gradients carried no scale when the script's own step used them, and were finite: it
     called unscale_, divided by hand or in a hook. A step after the scaler's is none of these."""
     run = evidence.baseline
-    own = [a for a in run.attempts if a.optimizer == step.subject and not a.scaler]
+    own = [a for a in run.steps if a.optimizer == step.subject and not a.scaler]
     if step in found.again or any(a.grad_nonfinite for a in own):
         return False
     scaled = steps_on_scaled(run, evidence.fp32, step.subject)
@@ -69,14 +69,14 @@ def _scaled_itself(evidence: Evidence, found: Bypasses, step: Call) -> bool:
 
 def _found(run: RunView, calls: tuple[Call, ...], words: str) -> Verdict:
     first = calls[0]
-    broken = next((a.attempt for a in run.attempts if a.weight_nonfinite), None)
+    broken = next((a.step for a in run.steps if a.weight_nonfinite), None)
     harm = "" if broken is None else f" Non-finite gradients reached the weights at step {broken}."
     return Verdict(
         Status.FOUND,
         f"Line {first.line} {words}, {len(calls)} times.{harm}",
-        step=first.attempt,
+        step=first.step,
         line=first.line,
-        evidence=(Measurement("steps past the protocol", len(calls), 0, "as_is", first.attempt),),
+        evidence=(Measurement("steps past the protocol", len(calls), 0, "as_is", first.step),),
         fix=Fix("scaler_protocol", "Step through the scaler only.", PATCH),
     )
 

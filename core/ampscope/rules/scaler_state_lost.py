@@ -59,7 +59,7 @@ class _Resume:
 
     load: Call
     later: list[Call] = field(default_factory=list)
-    until: float = math.inf  # the attempt at which the next one begins
+    until: float = math.inf  # the step at which the next one begins
 
 
 def _resumes(run: RunView) -> list[_Resume]:
@@ -70,7 +70,7 @@ def _resumes(run: RunView) -> list[_Resume]:
         is_load = call.name == "load" and not call.nested
         if is_load and trained:
             if found:
-                found[-1].until = call.attempt
+                found[-1].until = call.step
             found.append(_Resume(call))
             trained = False
         elif is_load and (call.note == STATE or found[-1].load.note != STATE):
@@ -87,8 +87,8 @@ def _judged(run: RunView, resume: _Resume) -> Verdict:
     used = {c.subject for c in later if c.name == "scale"}
     if restored & used:
         return passed("The scaler's state was restored.")
-    before = [a.scale for a in run.attempts if a.scaler and a.attempt < load.attempt]
-    after = [a for a in run.attempts if a.scaler and load.attempt <= a.attempt < resume.until]
+    before = [a.scale for a in run.steps if a.scaler and a.step < load.step]
+    after = [a for a in run.steps if a.scaler and load.step <= a.step < resume.until]
     if not after:
         return passed("No step followed the load.")
     burst = 0
@@ -103,12 +103,12 @@ def _judged(run: RunView, resume: _Resume) -> Verdict:
     if not jumped and (before or not (had_state and burst)):
         return passed("The scale did not jump at the load.")
     values = [
-        Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
-        Measurement("checkpoint", load.note, STATE, "as_is", load.attempt),
+        Measurement("skips right after the load", burst, 0, "as_is", load.step),
+        Measurement("checkpoint", load.note, STATE, "as_is", load.step),
     ]
     if jump is not None:
         values.append(
-            Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.attempt)
+            Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.step)
         )
     return Verdict(
         Status.FOUND,
@@ -116,7 +116,7 @@ def _judged(run: RunView, resume: _Resume) -> Verdict:
         + (f" instead of {before[-1]:,.6g}" if before else "")
         + (f"; {burst} steps are skipped." if burst else ".")
         + (ANOTHER if restored else ""),
-        step=load.attempt,
+        step=load.step,
         line=load.line,
         evidence=tuple(values),
         fix=Fix(

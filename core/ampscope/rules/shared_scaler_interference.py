@@ -20,15 +20,15 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
-OFTEN = 0.1  # of an optimizer's attempts
+OFTEN = 0.1  # of an optimizer's steps
 FALL = 2.0**10
 LOST = 0.05  # of the victim's gradient entries, above those that were zero at the first scale
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found from the attempts of each optimizer."""
+    """Found from the steps of each optimizer."""
     run = evidence.baseline
-    own = [a for a in run.attempts if a.scaler]
+    own = [a for a in run.steps if a.scaler]
     names = sorted({a.optimizer for a in own})
     if len(names) < 2 or len({a.scaler for a in own}) != 1:
         return not_applicable("No scaler is shared by several optimizers.")
@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Verdict:
         f"{culprit} overflows in {len(bad[culprit])} of {count[culprit]} steps and takes the shared"
         f" scale from {own[0].scale:,.6g} to {lowest:.3g}; {victim} never"
         f" overflows and ends with {zero:.1%} zero gradients.",
-        step=bad[culprit][0].attempt,
+        step=bad[culprit][0].step,
         evidence=(
             Measurement(
                 f"overflowing steps of {culprit}",

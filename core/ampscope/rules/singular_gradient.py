@@ -38,7 +38,7 @@ def check(evidence: Evidence) -> Verdict:
     if (is_overflow(root) and not steep) or not any(name in op.node for name in SINGULAR):
         return passed("The gradient overflowed, or its function has no singularity.")
     shared = evidence.fp32 is not None and bool(
-        evidence.fp32.bad_gradient_attempts or evidence.fp32.bad_loss_attempts
+        evidence.fp32.bad_gradient_steps or evidence.fp32.bad_loss_steps
     )
     innocent = (
         " AMP is innocent: fp32 has it too." if shared else " Only half precision reaches it."

@@ -104,7 +104,7 @@ def _stagnated(run: RunView) -> Verdict | None:
     op = stagnated_average(run)
     if op is None:
         return None
-    share, step = op.error or 0.0, op.attempt
+    share, step = op.error or 0.0, op.step
     return _found(
         op.module,
         f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"

@@ -63,9 +63,9 @@ def check(evidence: Evidence) -> Verdict:
             module=use.module or None,
             op="aten.binary_cross_entropy",
             phase="forward",
-            step=use.attempt,
+            step=use.step,
             line=use.line,
-            evidence=(Measurement("calls under autocast", use.count, 0, "as_is", use.attempt),),
+            evidence=(Measurement("calls under autocast", use.count, 0, "as_is", use.step),),
             fix=BCE,
         )
     root, name = evidence.root, undecorated_function(evidence)

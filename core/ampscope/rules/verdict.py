@@ -134,15 +134,15 @@ def sample(op: BadOp) -> str:
 def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
     """What went in, and what fp32 would have given."""
     found = [
-        Measurement(f"largest input {n}", operand.max_abs, run=run, step=op.attempt)
+        Measurement(f"largest input {n}", operand.max_abs, run=run, step=op.step)
         for n, operand in enumerate(op.inputs)
         if operand.max_abs is not None
     ]
     limit = FORMATS[op.dtype].max if op.dtype in FORMATS else FP16_MAX
     if op.fp32_max is not None:
-        found.append(Measurement("same op in fp32", op.fp32_max, limit, run, op.attempt))
-    found.append(Measurement("infinities", op.pos_inf + op.neg_inf, 0, run, op.attempt))
-    found.append(Measurement("NaN", op.nan, 0, run, op.attempt))
+        found.append(Measurement("same op in fp32", op.fp32_max, limit, run, op.step))
+    found.append(Measurement("infinities", op.pos_inf + op.neg_inf, 0, run, op.step))
+    found.append(Measurement("NaN", op.nan, 0, run, op.step))
     return tuple(found)
 
 
@@ -166,7 +166,7 @@ def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ..
         module=op.module or None,
         op=op.op,
         phase=op.phase,
-        step=op.attempt,
+        step=op.step,
         line=op.line,
         code=op.code,
         evidence=(*values, *extra),
@@ -226,9 +226,9 @@ def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
     run = evidence.baseline
     outcome = run.outcome
     text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
-    step, again = outcome.attempts, ""
+    step, again = outcome.steps, ""
     if outcome.errors_caught:
-        step = outcome.error_attempt
+        step = outcome.error_step
         again = f" The script caught it and went on, {outcome.errors_caught:,} times in all."
     return Verdict(
         Status.FOUND,

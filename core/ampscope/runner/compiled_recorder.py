@@ -32,10 +32,10 @@ from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import (
     COMPILED_FRAMES,
-    Attempt,
     Call,
     Kernel,
     Observation,
+    OptimizerStep,
     OpUse,
     Outcome,
     Tap,
@@ -49,7 +49,7 @@ from ampscope.watcher.guard import Guard
 class CompiledRecorder(ScriptRecorder, TrainingListener):
     """As a ScriptRecorder, of what can be seen outside compiled code.
 
-    One optimizer step is one attempt. A call of a compiled function that moves weights and shows
+    One optimizer step is one record. A call of a compiled function that moves weights and shows
     no step, because it holds the step itself, is one too; its loss is the number that it returns.
     """
 
@@ -67,7 +67,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._line = ""  # at which torch.compile was called first
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun and has not ended
-        self._taps = TapLog(lambda: self.attempts.count, self.paths)
+        self._taps = TapLog(lambda: self.steps.count, self.paths)
         self._kernels: list[Kernel] = []
         guard = Guard(lambda line: None)
         with contextlib.ExitStack() as stack:
@@ -102,11 +102,11 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         squares = sum(float(n.double().square().sum()) for n in numbers)
         self._norm = math.sqrt(squares) / self._scale[1]
 
-    def attempt_dropped(self, optimizer: Optimizer) -> None:
+    def optimizer_dropped(self, optimizer: Optimizer) -> None:
         """The script left this step out by itself."""
-        self.attempt_ended(optimizer, skipped=True)
+        self.optimizer_stepped(optimizer, skipped=True)
 
-    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """A step was taken or skipped. Behind a scaler a compiled step looks like none at all; but
         finite gradients are never skipped."""
         self._stepping = False
@@ -120,16 +120,16 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         value, dtype = float(numbers.float().sum()), dtype_name(loss.dtype)
         self._loss = value, dtype
         calls = self.log.calls
-        calls.append(Call(len(calls), self.attempts.count, "backward", value=value, dtype=dtype))
+        calls.append(Call(len(calls), self.steps.count, "backward", value=value, dtype=dtype))
 
     def _add(self, optimizer: Optimizer | None, *, skipped: bool) -> None:
         owners = list(self._optimizers) if optimizer is None else [optimizer]
         bad = sum(not all_finite(p.detach()) for o in owners for p in parameters_of(o))
         (loss, dtype), (scaler, scale) = self._loss, self._scale
-        self.attempts.records.append(
-            Attempt(
-                attempt=self.attempts.count,
-                optimizer=self.attempts.optimizer_name(optimizer) if optimizer else "optimizer0",
+        self.steps.records.append(
+            OptimizerStep(
+                step=self.steps.count,
+                optimizer=self.steps.optimizer_name(optimizer) if optimizer else "optimizer0",
                 scaler=scaler,
                 loss=loss,
                 loss_dtype=dtype,
@@ -152,9 +152,9 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
             )
         )
         self._backwards, self._norm = 0, None
-        self.attempts.count += 1
-        self._digested(self.attempts.count, scale, owners[0] if owners else None)
-        self._on_attempt(self.attempts.count)
+        self.steps.count += 1
+        self._digested(self.steps.count, scale, owners[0] if owners else None)
+        self._on_optimizer_step(self.steps.count)
 
     def _new_optimizer(
         self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
@@ -181,13 +181,13 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._inside or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            before, count = self._weights(), self.attempts.count
+            before, count = self._weights(), self.steps.count
             self._inside = True
             try:
                 result = function(*args, **kwargs)
             finally:
                 self._inside = False
-            seen = self.attempts.count != count or self._stepping
+            seen = self.steps.count != count or self._stepping
             if before and not seen and self._weights() != before:
                 numbers = [t for t in floating_tensors(result) if t.numel() == 1]
                 if numbers and not self._backwards:
@@ -222,20 +222,20 @@ MOST_TAPS = 5_000  # numbers of one run
 class TapLog:
     """What taps tell, as observations."""
 
-    def __init__(self, attempt: Callable[[], int], names: ModulePaths) -> None:
+    def __init__(self, step: Callable[[], int], names: ModulePaths) -> None:
         self.records: list[Tap] = []
         self._names = names
         self._running = RunningModules()
         self.failures: list[str] = []  # why a graph got no taps
-        self._attempt = attempt
+        self._step = step
         self._order = itertools.count()
-        self._bad: int | None = None  # the first attempt with a number that is not finite
+        self._bad: int | None = None  # the first step with a number that is not finite
 
     def look(self, place: Place, tensor: Tensor) -> None:
         """A tensor passes."""
-        attempt, order = self._attempt(), next(self._order)
-        kept = attempt < (DRAWN_STEPS if place.role == DRAW else TAPPED_STEPS)
-        if not kept and self._bad is not None and self._bad != attempt:
+        step, order = self._step(), next(self._order)
+        kept = step < (DRAWN_STEPS if place.role == DRAW else TAPPED_STEPS)
+        if not kept and self._bad is not None and self._bad != step:
             return
         with torch.no_grad(), no_dispatch():
             numbers = readable(tensor)
@@ -246,13 +246,13 @@ class TapLog:
             largest = float(finite.max()) if finite.numel() else 0.0
             others, total = size.numel() - finite.numel(), float(finite.sum())
         if others and self._bad is None:
-            self._bad = attempt
+            self._bad = step
         if (kept or others) and len(self.records) < MOST_TAPS:
             begins = self._running.begins(place)
             module, maker = self._path(begins, place.module), self._path(begins, place.maker)
             self.records.append(
                 Tap(
-                    attempt, order, module, place.role, maker, place.op, place.line, place.dtype,
+                    step, order, module, place.role, maker, place.op, place.line, place.dtype,
                     largest, total, others,
                 )
             )  # fmt: skip

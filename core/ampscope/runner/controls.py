@@ -447,6 +447,9 @@ class HalfRequests:
     def __init__(self, lines: SourceLines) -> None:
         self._lines = lines
         self._found: dict[tuple[str, str, str], OpUse] = {}
+        # A CUDA device is stood in for: who asks decides about the answer, so nothing stands
+        # between (:func:`ampscope.policy.cuda_answers.asked_by_torch`).
+        self.finds_cuda = False
 
     def records(self) -> list[OpUse]:
         """All facts so far, in the order of their first sight."""
@@ -459,15 +462,13 @@ class HalfRequests:
         self._found.setdefault((fact, what, line), OpUse(fact, what, "", line, 0))
 
     @contextlib.contextmanager
-    def watching(self, *, finds_cuda: bool) -> Iterator[None]:
-        """Note the script's own calls; with a CUDA device there is nothing to explain.
-        ``finds_cuda``: the script finds one that is stood in for, and its questions are answered by
-        who asks them (:func:`ampscope.policy.cuda_answers.asked_by_torch`)."""
+    def watching(self) -> Iterator[None]:
+        """Note the script's own calls; with a CUDA device there is nothing to explain."""
         if torch.cuda.is_available():
             yield
             return
         with Patches() as patches:
-            for name in () if finds_cuda else _ASKING:
+            for name in () if self.finds_cuda else _ASKING:
                 patches.wrap(torch.cuda, name, partial(self._noted, "cuda_asked", name))
             enters = partial(self._noted, "nullcontext", "with")
             patches.wrap(contextlib.nullcontext, "__enter__", enters)

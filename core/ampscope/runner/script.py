@@ -82,7 +82,7 @@ def _ignore(_: object) -> None:
 class Following:
     """Listener of a script's run."""
 
-    on_attempt: Callable[[ScriptRecorder], None] = _ignore
+    on_optimizer_step: Callable[[ScriptRecorder], None] = _ignore
     on_exit: Callable[[ScriptResult], None] = _ignore  # before ``os._exit``
     is_cancelled: Callable[[], bool] = bool
     notes: Callable[[], tuple[str, ...]] = tuple  # on the run's files
@@ -129,7 +129,7 @@ class _Run:
         op_step = int(wanted[OP_STEP]) if OP_STEP in wanted else None
         self.seed_shift = int(wanted.get(SEED_SHIFT, 0))
         skip_to = 0 if self.compiles else spec.skip_to
-        self.recorder = recorder(self.folder, spec.cadence, self._attempt, skip_to, op_step)
+        self.recorder = recorder(self.folder, spec.cadence, self._step, skip_to, op_step)
         if isinstance(self.recorder, CompiledRecorder):
             self.recorder.has_taps = TAPS in Control(spec.control).names
         self.processes = Processes(self.recorder.switch_off)
@@ -195,8 +195,7 @@ class _Run:
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             # Nothing is compiled below a mode that stands in for CUDA's arithmetic.
             stack.enter_context(arithmetic("native" if self.compiles else self.policy))
-            finds_cuda = self.device is not None
-            stack.enter_context(self.recorder.requests.watching(finds_cuda=finds_cuda))
+            self.recorder.requests.finds_cuda = self.device is not None
             stack.enter_context(self.recorder.watching())
             yield
 
@@ -217,7 +216,7 @@ class _Run:
             patches.wrap(os, "_exit", exit_now)
             yield
 
-    def _attempt(self, count: int) -> None:
+    def _step(self, count: int) -> None:
         """An optimizer step ended, taken or skipped."""
         if not self.processes.is_own:
             return
@@ -226,7 +225,7 @@ class _Run:
         if sleep.is_asleep:  # the time limit is one of the wait, and then one of what is recorded
             count = 0
         else:
-            self.following.on_attempt(self.recorder)
+            self.following.on_optimizer_step(self.recorder)
             count, elapsed_s = count - sleep.passed, elapsed_s - sleep.elapsed_s
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped:
@@ -239,7 +238,7 @@ class _Run:
         if "error_type" in self.recorder.errors.caught():
             facts = {}  # one that came often is told first
         elif facts:
-            facts["error_attempt"] = self.recorder.attempts.count
+            facts["error_step"] = self.recorder.steps.count
         return self._result("exit", exit_code=script_ending.exit_code(leaving), **facts)
 
     def _failed(self, error: BaseException, *, tell: bool = True) -> ScriptResult:
@@ -373,7 +372,7 @@ class _Watchdog(Watchdog):
 
     def _end(self, status: int, state: State, message: str) -> None:
         if state is State.FAILED:
-            done = max(self._writing.attempts, steps_of_ranks(self._store, self._writer.run_id))
+            done = max(self._writing.steps, steps_of_ranks(self._store, self._writer.run_id))
             message = passed_limit(self._spec.time_limit_s, done)
         super()._end(status, state, message)
 

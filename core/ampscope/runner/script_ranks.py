@@ -204,10 +204,10 @@ def of_one_rank(
     if not isinstance(outcome, Outcome):
         return None
     with Reader(store) as reader:
-        ranks = _ended_ranks(reader, run_id, WAIT_S if outcome.attempts else 0.0)
+        ranks = _ended_ranks(reader, run_id, WAIT_S if outcome.steps else 0.0)
         ended = [(r, list(reader.observations(r.id))) for r in ranks]
         ended = [(r, s) for r, s in ended if s and isinstance(s[-1], Outcome)]
-        if outcome.attempts:
+        if outcome.steps:
             ended = _with_launcher(reader.run(run_id), own, ended)
     if not ended:
         return None
@@ -299,7 +299,7 @@ class _Record:
     def close(self, result: ScriptResult) -> None:
         """The process has ended, or its target has."""
         outcome = result.outcome
-        trains = outcome.attempts or outcome.backwards or outcome.forwards
+        trains = outcome.steps or outcome.backwards or outcome.forwards
         launched = self._ranks is not None and self._ranks.started
         failed = outcome.ended == "exception" and not launched
         if self._writer is None and not trains and not failed:

@@ -28,7 +28,7 @@ from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwra
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_facts import scan, scan_model
-from ampscope.capture.script.optimizer_steps import Attempts, StepInstruments
+from ampscope.capture.script.optimizer_steps import OptimizerSteps, StepInstruments
 from ampscope.capture.script.run_digests import RunDigests
 from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
 from ampscope.capture.tensors import (
@@ -42,7 +42,7 @@ from ampscope.capture.tensors import (
 )
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import Attempt, Call, Observation, Outcome, Scan
+from ampscope.observations import Call, Observation, OptimizerStep, Outcome, Scan
 from ampscope.patches import Patches
 from ampscope.policy import op_lists
 from ampscope.records import Cadence, StepRecord
@@ -64,36 +64,36 @@ class ScriptRecorder:
         self,
         own_folder: str,
         cadence: Cadence,
-        on_attempt: Callable[[int], None],
+        on_optimizer_step: Callable[[int], None],
         skip_to: int = 0,
         op_step: int | None = None,
     ) -> None:
-        """``on_attempt`` gets the number of optimizer steps so far. The instruments are put on at
-        the first forward after ``skip_to`` of them. ``op_step``: None, or digests of the run's
-        tensors are wanted, and in this step of the ops' results
+        """``on_optimizer_step`` gets the number of optimizer steps so far. The instruments are put
+        on at the first forward after ``skip_to`` of them. ``op_step``: None, or digests of the
+        run's tensors are wanted, and in this step of the ops' results
         (:mod:`ampscope.capture.script.run_digests`)."""
         self.lines = SourceLines(own_folder)
         self.paths = ModulePaths()
         self.watch = OpWatch(self.paths, self.lines, OP_BUDGET, self._op)
         self.histograms = ScriptHistograms(self.paths, cadence)
         calls, watch = Calls(self.lines), self.watch
-        self.attempts = Attempts(
-            calls, watch.taint_of, watch.writes, self._digesting(op_step), self._attempt_ended
+        self.steps = OptimizerSteps(
+            calls, watch.taint_of, watch.writes, self._digesting(op_step), self._optimizer_stepped
         )
         self.precision = OpPrecision()
         self.requests = HalfRequests(self.lines)
         self._traces = cadence.trace > 0
         self._line_uses = LineUses(self.watch.place)
-        self.errors = RaisedErrors(self.lines, self.attempts)
-        self.log = CallLog(calls, watch, self.attempts, self.errors.raised)
-        self.scans = ScriptScans(self.attempts)
+        self.errors = RaisedErrors(self.lines, self.steps)
+        self.log = CallLog(calls, watch, self.steps, self.errors.raised)
+        self.scans = ScriptScans(self.steps)
         self.started = time.perf_counter()
         self.eval_nonfinite = False
         self.eval_module = ""
         self.eval_taint = -1
         self.eval_nan = self.eval_inf = 0
-        self._on_attempt = on_attempt
-        self.sleep = Sleep(skip_to, on_attempt)
+        self._on_optimizer_step = on_optimizer_step
+        self.sleep = Sleep(skip_to, on_optimizer_step)
 
     def _digesting(self, op_step: int | None) -> StepInstruments:
         """What looks at each step: the histograms, and the digests where they are wanted."""
@@ -118,6 +118,7 @@ class ScriptRecorder:
             if self.digests is not None:
                 stack.enter_context(self.ledger.watching(self.digests))
             stack.enter_context(self.paths)
+            stack.enter_context(self.requests.watching())
             if self.sleep.is_asleep:
                 stack.enter_context(self.sleep.until(lambda: self._put_on(stack)))
             else:
@@ -133,8 +134,8 @@ class ScriptRecorder:
         # After ``paths``, which has left the module when this is called.
         stack.enter_context(FORWARD_ALWAYS.subscribe(self._after_forward))
         if self.sleep.passed:
-            self.attempts.begin_at(self.sleep.passed)
-            self.watch.new_attempt(self.sleep.passed)
+            self.steps.begin_at(self.sleep.passed)
+            self.watch.new_step(self.sleep.passed)
             self.histograms.begin_at(self.sleep.passed)
         stack.enter_context(self.histograms)
         stack.enter_context(self.log)
@@ -161,17 +162,17 @@ class ScriptRecorder:
         bad = [
             dataclasses.replace(
                 record,
-                reached_loss=record.id in self.attempts.loss_taints,
-                reached_gradient=record.id in self.attempts.gradients.taints,
+                reached_loss=record.id in self.steps.loss_taints,
+                reached_gradient=record.id in self.steps.gradients.taints,
             )
             for record in self.watch.records()
         ]
         return [
             *self.log.calls,
             *self.watch.reads.calls(len(self.log.calls)),
-            *self.attempts.records,
-            *self.attempts.gradients.records,
-            *self.attempts.changes.records,
+            *self.steps.records,
+            *self.steps.gradients.records,
+            *self.steps.changes.records,
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
@@ -194,7 +195,7 @@ class ScriptRecorder:
                 self.digests.after_op(func, args, kwargs, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
-            steps = self.attempts.count - self.sleep.recorded_from
+            steps = self.steps.count - self.sleep.recorded_from
             if steps < line_uses.STEPS and not self.watch.in_optimizer:
                 self._line_uses.record(func, args, kwargs, out)
 
@@ -215,7 +216,7 @@ class ScriptRecorder:
             raise
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
-        self.attempts.drop_left_steps()
+        self.steps.drop_left_steps()
         # Asked here and not in each module: activation checkpointing runs its inside without.
         self.histograms.models.is_training = torch.is_grad_enabled()
         if not self.scans.records:
@@ -242,9 +243,9 @@ class ScriptRecorder:
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.digests is not None:
             self.digests.after_forward(module, output)
-            if torch.is_grad_enabled() and self.attempts.count < LEDGER_STEPS:
+            if torch.is_grad_enabled() and self.steps.count < LEDGER_STEPS:
                 self.ledger.activation(self.digests.path(module), module, output)
-        if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
+        if self.paths.stack or torch.is_grad_enabled() or not self.steps.count:
             return
         with self._not_watched():
             for tensor in floating_tensors(output):
@@ -263,28 +264,28 @@ class ScriptRecorder:
             self.eval_nonfinite, self.eval_module = True, type(module).__name__
             self.eval_taint = taint
 
-    def _attempt_ended(self, count: int) -> None:
-        record = self.attempts.records[-1]
+    def _optimizer_stepped(self, count: int) -> None:
+        record = self.steps.records[-1]
         scale = record.scale if record.scaler else 1.0
-        self.histograms.attempt_ended(count, scale)
+        self.histograms.optimizer_stepped(count, scale)
         if self.digests is not None:
             with self._not_watched():
-                known = self.attempts.optimizers
-                named = (o for o in known if self.attempts.optimizer_name(o) == record.optimizer)
+                known = self.steps.optimizers
+                named = (o for o in known if self.steps.optimizer_name(o) == record.optimizer)
                 self._digested(count, scale, next(named, None))
-        self.watch.new_attempt(count)
+        self.watch.new_step(count)
         self.watch.reads.stepped()
-        self._on_attempt(count)
+        self._on_optimizer_step(count)
 
     def _digested(self, count: int, scale: float, optimizer: Any) -> None:
         """A step has ended that is to be compared."""
         if self.digests is None:
             return
-        self.digests.attempt_ended(count, scale, optimizer)
+        self.digests.optimizer_stepped(count, scale, optimizer)
         if optimizer is not None and count <= LEDGER_STEPS:
             self.ledger.states(optimizer, self.digests.names)
-        self.ledger.look_around(self.attempts.optimizers)
-        self.ledger.attempt = count
+        self.ledger.look_around(self.steps.optimizers)
+        self.ledger.step = count
 
     @property
     def _own_s(self) -> float:
@@ -302,7 +303,7 @@ class ScriptRecorder:
 
     def outcome(self, ended: str, **facts: object) -> Outcome:
         """The outcome so far, with what the script was seen to use."""
-        records = self.attempts.records
+        records = self.steps.records
         autocast = sorted({c.dtype for c in self.log.calls if c.name == "autocast" and c.dtype})
         half = sorted(
             {
@@ -316,14 +317,14 @@ class ScriptRecorder:
         errors = facts if "error_type" in facts else {**self.errors.caught(), **facts}
         return Outcome(
             ended=ended,
-            attempts=self.attempts.count - self.sleep.recorded_from,
+            steps=self.steps.count - self.sleep.recorded_from,
             slept=self.sleep.passed,
             elapsed_s=time.perf_counter() - self.started - self._own_s,
             forwards=self.watch.reads.forwards,
             backwards=sum(c.name == "backward" for c in self.log.calls),
             models=tuple(type(m).__name__ for m in self.paths.models()),
-            optimizers=tuple(type(o).__name__ for o in self.attempts.optimizers),
-            scalers=tuple(f"scaler{i}" for i in range(len(self.attempts.scaler_numbers.known))),
+            optimizers=tuple(type(o).__name__ for o in self.steps.optimizers),
+            scalers=tuple(f"scaler{i}" for i in range(len(self.steps.scaler_numbers.known))),
             uses_autocast="+".join(autocast),
             uses_half_model="+".join(half),
             last_loss=records[-1].loss if records else None,
@@ -439,16 +440,16 @@ class ScriptWriting:
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
-        self.attempts = 0  # seen so far
+        self.steps = 0  # seen so far
         self._steps = 0  # written so far
         self._op_sets: dict[int, int] = {}  # of steps that wait to be written
         self._pace = Pace(WRITING_SHARE, longest_s=LONGEST_PAUSE_S)
 
     def write_if_due(self, recorder: ScriptRecorder) -> None:
         """Write what there is, unless that was done a moment ago."""
-        self.attempts = recorder.attempts.count
+        self.steps = recorder.steps.count
         started = time.monotonic()
-        if self.attempts > FIRST_STEPS and not self._pace.is_due(started):
+        if self.steps > FIRST_STEPS and not self._pace.is_due(started):
             return
         self.write(recorder.so_far(), recorder.histograms.take())
         self._pace.wrote(started, time.monotonic() - started)
@@ -466,10 +467,10 @@ class ScriptWriting:
         """
         self._writer.add_observations(observations)
         self._add(measured)
-        attempts = [o for o in observations if isinstance(o, Attempt)]
-        settled = attempts if last else attempts[:-1]
+        steps = [o for o in observations if isinstance(o, OptimizerStep)]
+        settled = steps if last else steps[:-1]
         for record in settled[self._steps :]:
-            self._writer.add_step(_step(record, self._op_sets.pop(record.attempt, None)))
+            self._writer.add_step(_step(record, self._op_sets.pop(record.step, None)))
         self._steps = max(self._steps, len(settled))
         self._writer.flush()
 
@@ -484,9 +485,9 @@ class ScriptWriting:
         self._op_sets.update(measured.op_sets)
 
 
-def _step(record: Attempt, op_set: int | None) -> StepRecord:
+def _step(record: OptimizerStep, op_set: int | None) -> StepRecord:
     return StepRecord(
-        step=record.attempt,
+        step=record.step,
         loss=record.loss,
         scale=record.scale if record.scaler else None,
         skipped=record.skipped,
@@ -512,9 +513,9 @@ MAX_BATCH_SCANS = 2_000
 class ScriptScans:
     """Scans of one run, in :attr:`records`."""
 
-    def __init__(self, attempts: Attempts) -> None:
+    def __init__(self, steps: OptimizerSteps) -> None:
         self.records: list[Scan] = []
-        self._attempts = attempts
+        self._steps = steps
         self._first_sight: dict[int, tuple[weakref.ref[nn.Module], dict[str, Tensor]]] = {}
         self._batches = 0
 
@@ -563,19 +564,19 @@ class ScriptScans:
             held = ((n, readable(p)) for n, p in root.named_parameters())
             kept = {n: values.clone() for n, values in held if values is not None}
         self._first_sight[id(root)] = (weakref.ref(root), kept)
-        self.records += scan_model("start", root, self._trained(), self._attempts.count)
+        self.records += scan_model("start", root, self._trained(), self._steps.count)
         for name, parameter in root.named_parameters():
-            self._attempts.gradients.names.setdefault(id(parameter), name)
+            self._steps.gradients.names.setdefault(id(parameter), name)
 
     def _trained(self) -> set[int]:
         """Ids of the parameters that an optimizer has."""
-        groups = (g for o in self._attempts.optimizers for g in o.param_groups)
+        groups = (g for o in self._steps.optimizers for g in o.param_groups)
         return {id(p) for group in groups for p in group["params"]}
 
     def _add(
         self, moment: str, kind: str, name: str, tensor: Tensor, first: Tensor | None = None
     ) -> None:
-        self.records.append(scan(moment, kind, name, tensor, self._attempts.count, first))
+        self.records.append(scan(moment, kind, name, tensor, self._steps.count, first))
 
 
 def inputs_call(seq: int, args: object, kwargs: object) -> Call:
@@ -594,18 +595,18 @@ def inputs_call(seq: int, args: object, kwargs: object) -> Call:
 
 MAX_TEXT = 2_000
 # A caught error is reported with its text where it is frequent; once is a way to try things.
-MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the attempted steps and the errors together
+MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the steps and the errors together
 # On the error itself, because ids are used again: path of the innermost module; that it is counted.
 _MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"
 
 
 class RaisedErrors:
-    """Counts them, and keeps the first as fields of ``Outcome``; ``attempts`` counts steps."""
+    """Counts them, and keeps the first as fields of ``Outcome``; ``steps`` counts steps."""
 
-    def __init__(self, lines: SourceLines, attempts: Attempts) -> None:
+    def __init__(self, lines: SourceLines, steps: OptimizerSteps) -> None:
         self.count = 0
         self._lines = lines
-        self._attempts = attempts
+        self._steps = steps
         self._first: dict[str, Any] = {}
 
     def left_module(self, error: Exception, path: str, *, is_outermost: bool) -> None:
@@ -631,7 +632,7 @@ class RaisedErrors:
                 "error_line": line_name(place if place[0] else self._lines.where()),
                 "error_in_function": function,
                 "error_module": path,
-                "error_attempt": self._attempts.count,
+                "error_step": self._steps.count,
             }
 
     def module_of(self, error: BaseException) -> str:
@@ -641,5 +642,5 @@ class RaisedErrors:
     def caught(self) -> dict[str, Any]:
         """Their number, and where they come often the first, as fields of an outcome that no error
         ended."""
-        often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._attempts.count + self.count))
+        often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._steps.count + self.count))
         return {**(self._first if often else {}), "errors_caught": self.count}

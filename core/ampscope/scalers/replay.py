@@ -472,7 +472,7 @@ def _bound(frames: Iterable[Frame], dtype: str) -> list[tuple[Frame, frozenset[i
     return [(frame, narrow) for frame in every if frame.role.is_gradient]
 
 
-# Which attempted steps share one update of which scaler.
+# Which steps share one update of which scaler.
 #
 # A GAN steps two optimizers and updates once; a training may have a scaler for each loss, or make
 # a new one when it resumes. The log of calls shows it: ``scaler.step`` joins the window of its
@@ -486,22 +486,22 @@ ONLY = "scaler0"
 
 @dataclass(frozen=True, slots=True)
 class UpdateWindow:
-    """Places of the attempts that one update of ``scaler`` looks back on."""
+    """Places of the steps that one update of ``scaler`` looks back on."""
 
     scaler: str
     places: tuple[int, ...]
 
 
 def update_windows(calls: Iterable[Call], steps: Sequence[StepRecord]) -> tuple[UpdateWindow, ...]:
-    """In the order of the updates; attempts without a scaler are in none. Without a log of updates
+    """In the order of the updates; steps without a scaler are in none. Without a log of updates
     every step is a window of the one scaler there is."""
     place_of = {step.step: place for place, step in enumerate(steps)}
     still_open: dict[str, list[int]] = {}
     updates: list[UpdateWindow] = []
     logged = False
     for call in calls:
-        if call.name == "scaler_step" and call.attempt in place_of:
-            still_open.setdefault(call.subject, []).append(place_of[call.attempt])
+        if call.name == "scaler_step" and call.step in place_of:
+            still_open.setdefault(call.subject, []).append(place_of[call.step])
         elif call.name == "update":
             logged = True
             updates.append(UpdateWindow(call.subject, tuple(still_open.pop(call.subject, ()))))

@@ -25,9 +25,30 @@ _STORED_NAMES = {  # of classes that are called otherwise on disk and in exports
     "BatchTrial": "BatchTry",
     "Matmul": "Product",
     "NonFiniteCounts": "Tally",
+    "OptimizerStep": "Attempt",
     "StepMatmuls": "StepProducts",
     "UnderflowCounts": "Fates",
 }
+_STORED_FIELDS = {  # of observations, likewise
+    "step": "attempt",
+    "last_step": "last_attempt",
+    "error_step": "error_attempt",
+    "steps": "attempts",
+}
+_FIELDS = {stored: name for name, stored in _STORED_FIELDS.items()}
+
+
+def stored_parts(record: Observation | Result) -> dict[str, Any]:
+    """A record's fields as they are called on disk and in exports."""
+    parts = dataclasses.asdict(record)
+    if not isinstance(record, Observation):
+        return parts
+    return {_STORED_FIELDS.get(name, name): value for name, value in parts.items()}
+
+
+def observation_parts(stored: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an observation, from what :func:`stored_parts` gave of it."""
+    return {_FIELDS.get(name, name): value for name, value in stored.items()}
 
 
 def stored_name(kind: type[Any]) -> str:
@@ -36,7 +57,9 @@ def stored_name(kind: type[Any]) -> str:
 
 
 RESULT_CLASSES: dict[str, type[Any]] = {stored_name(kind): kind for kind in RESULT_KINDS}
-OBSERVATION_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observation)}
+OBSERVATION_CLASSES: dict[str, type[Any]] = {
+    stored_name(kind): kind for kind in get_args(Observation)
+}
 
 
 class _Bounded(Decoder):
@@ -104,10 +127,10 @@ _OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of
 
 def encode_observation(observation: Observation) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
-    parts = dataclasses.asdict(observation)
+    parts = stored_parts(observation)
     if leaves_out("source"):
         parts |= {name: empty for name, empty in _OF_SOURCE.items() if name in parts}
-    return type(observation).__name__, _dumped(parts)
+    return stored_name(type(observation)), _dumped(parts)
 
 
 def decode_observation(kind: str, text: str) -> Observation:
@@ -130,7 +153,10 @@ def _known(classes: dict[str, type[Any]], kind: object, what: str) -> type[Any]:
 
 def _read(decoder: Decoder, kind: type[T], text: str, what: str) -> T:
     try:
-        return decoder.record(kind, parsed(text))
+        value = parsed(text)
+        if decoder is _OBSERVATIONS and isinstance(value, dict):
+            value = observation_parts(value)
+        return decoder.record(kind, value)
     except Refusal as refusal:
         whole = "it is not an object" if refusal.sort == "type" else refusal.why
         how = f"{refusal.place} {refusal.why}" if refusal.place else whole

@@ -264,13 +264,13 @@ class Session(TrainingListener):
         """Called after the optimizer's step."""
         self._histograms.after_step(optimizer)
 
-    def attempt_dropped(self, optimizer: Optimizer) -> None:
+    def optimizer_dropped(self, optimizer: Optimizer) -> None:
         """Its gradients were unscaled, and it is not going to step."""
         self._readings.pop(id(optimizer), None)
         self._histograms.drop(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
 
-    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped. Optimizers that step while backward runs, each as
         soon as its parameter is reached, make one step together."""
         self._has_stepped = True

@@ -47,7 +47,7 @@ class GrowthCounter:
 
 @dataclass(slots=True)
 class Present:
-    """The time since the last attempt: what is known before any optimizer's turn."""
+    """The time since the last step: what is known before any optimizer's turn."""
 
     step: int
     loss: Tensor | float | None = None  # of backward passes since gradients were last complete
@@ -179,7 +179,7 @@ def as_one(parts: Sequence[Part]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One attempted step that is over. It holds numbers only: the recorder may keep it waiting."""
+    """One step that is over. It holds numbers only: the recorder may keep it waiting."""
 
     step: int
     reading: Reading

@@ -26,7 +26,7 @@ from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.optimizer_steps import Attempts
+from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.tensors import readable
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.numerics.formats import dtype_name
@@ -50,18 +50,18 @@ class CallLog(StepListener):
         self,
         log: Calls,
         watch: OpWatch,
-        attempts: Attempts,
+        steps: OptimizerSteps,
         raised: Callable[[Exception], None] | None = None,
     ) -> None:
         self._calls = log
         self._watch = watch
-        self._attempts = attempts
+        self._steps = steps
         self._raised = raised
-        self._scalers = attempts.scaler_numbers
+        self._scalers = steps.scaler_numbers
         self._hand_scaled: set[str] = set()  # lines of backward passes
         self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
         self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
-        self._events = StepEvents(watch, self, attempts)
+        self._events = StepEvents(watch, self, steps)
         self._patches = Patches()
 
     def resume(self) -> None:
@@ -155,11 +155,11 @@ class CallLog(StepListener):
         self._calls.add("scale", subject=name, value=self._calls.scale_of(scaler), scaled=True)
 
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
-        name = self._attempts.optimizer_name(optimizer)
+        name = self._steps.optimizer_name(optimizer)
         self._calls.add("unscale_", subject=self._scalers.name_of(scaler), note=name)
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
-        name, note = self._scalers.name_of(scaler), self._attempts.optimizer_name(optimizer)
+        name, note = self._scalers.name_of(scaler), self._steps.optimizer_name(optimizer)
         self._calls.add("scaler_step", subject=name, note=note)
         self._calls.enter()
 
@@ -170,7 +170,7 @@ class CallLog(StepListener):
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
         if scaler is None:
-            self._calls.add("optimizer_step", subject=self._attempts.optimizer_name(optimizer))
+            self._calls.add("optimizer_step", subject=self._steps.optimizer_name(optimizer))
 
     def updated(self, scaler: Any) -> None:
         value = self._calls.scale_of(scaler)
@@ -197,7 +197,7 @@ class CallLog(StepListener):
             if self._raised is not None:
                 self._raised(error)
             raise
-        self._attempts.after_backward()
+        self._steps.after_backward()
         return result
 
     def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
@@ -222,7 +222,7 @@ class CallLog(StepListener):
         )
         self._watch.reads.backward()
         taint = self._watch.taint_of(root)
-        self._attempts.before_backward(
+        self._steps.before_backward(
             value, dtype_name(root.dtype), taint, scaled=bool(scaler), by_hand=factor != 1.0
         )
 
@@ -244,13 +244,13 @@ class CallLog(StepListener):
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._calls.is_nested:
             is_optimizer = isinstance(owner, torch.optim.Optimizer)
-            name = self._attempts.optimizer_name(owner) if is_optimizer else "model"
+            name = self._steps.optimizer_name(owner) if is_optimizer else "model"
             self._calls.add("zero_grad", subject=name)
         return self._calls.inside(original, owner, *args, **kwargs)
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        scaled = self._attempts.carried.carries(tensors, self._attempts.optimizers)
+        scaled = self._steps.carried.carries(tensors, self._steps.optimizers)
         norm = self._calls.inside(original, tensors, *args, **kwargs)
         value = float(norm) if isinstance(norm, Tensor) else None
         limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
@@ -258,7 +258,7 @@ class CallLog(StepListener):
         self._calls.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")
         norm_type = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
         if value is not None and not scaled and float(norm_type) == 2.0:
-            self._attempts.clips.add(tensors, value, float(limit))
+            self._steps.clips.add(tensors, value, float(limit))
         return norm
 
     # Casts of whole modules by hand, and autocast regions.

@@ -15,12 +15,12 @@ MAX_CALLS = 20_000
 
 
 class Calls:
-    """Appends :class:`Call` records; ``attempt`` is the number of optimizer steps, skipped ones
+    """Appends :class:`Call` records; ``step`` is the number of optimizer steps, skipped ones
     included."""
 
     def __init__(self, lines: SourceLines) -> None:
         self.records: list[Call] = []
-        self.attempt = 0
+        self.step = 0
         self._lines = lines
         self._depth = 0
 
@@ -40,7 +40,7 @@ class Calls:
         self.records.append(
             Call(
                 seq=len(self.records),
-                attempt=self.attempt,
+                step=self.step,
                 name=name,
                 nested=self.is_nested,
                 line=self.line(),

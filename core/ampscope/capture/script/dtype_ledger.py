@@ -84,7 +84,7 @@ class DtypeLedger:
         self._all: list[DtypeEntry] = []
         self._surroundings: Surroundings | None = None
         self._casts = 0  # nn.Module._apply calls itself for children
-        self.attempt = 0
+        self.step = 0
 
     @contextlib.contextmanager
     def watching(self, digests: RunDigests) -> Iterator[None]:
@@ -168,7 +168,7 @@ class DtypeLedger:
         if before is not None and before.dtype == dtype:
             return
         if len(self._all) < MOST_ENTRIES:
-            entry = DtypeEntry(kind, name, dtype, line, why, self.attempt)
+            entry = DtypeEntry(kind, name, dtype, line, why, self.step)
             self._entries[kind, name] = entry
             self._all.append(entry)
 

@@ -53,7 +53,7 @@ class GradientChanges:
         self._writes.start()
 
     def before_unscale(
-        self, optimizer: Optimizer, name: str, scale_of: Callable[[], float], attempt: int
+        self, optimizer: Optimizer, name: str, scale_of: Callable[[], float], step: int
     ) -> None:
         """Compare the optimizer's gradients, once a backward."""
         own = [(p, self._copies.pop(id(p), None)) for p in parameters_of(optimizer)]
@@ -71,7 +71,7 @@ class GradientChanges:
             facts = dataclasses.asdict(change_kind(changed))
         self.records.append(
             GradientChange(
-                attempt=attempt,
+                step=step,
                 optimizer=name,
                 scale=scale_of(),
                 changed=len(changed),

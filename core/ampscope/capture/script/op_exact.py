@@ -75,10 +75,10 @@ def _is_of_the_sum(out: Tensor, exact: Tensor | None, own_error: float) -> bool:
 
 
 def follow_constant(
-    call: OpCall, out: Tensor, attempt: int, place: Place, own_error: float = 0.0
+    call: OpCall, out: Tensor, step: int, place: Place, own_error: float = 0.0
 ) -> None:
     """``out`` is finite, and neither a parameter nor a gradient went into it."""
-    if attempt < ATTEMPTS and not follow(call, out, own_error):
+    if step < ATTEMPTS and not follow(call, out, own_error):
         begin(call, out, CONSTANT, place)
 
 

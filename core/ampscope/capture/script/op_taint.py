@@ -228,28 +228,28 @@ class Uses:
         return list(self._found.values())
 
     def note(
-        self, func: Any, args: Any, tensors: list[Tensor], out: Any, autocast: str, attempt: int,
+        self, func: Any, args: Any, tensors: list[Tensor], out: Any, autocast: str, step: int,
         place: Place,
     ) -> None:  # fmt: skip
         """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
         for fact, *numbers in _facts(func._opname, args, tensors, out, autocast):
-            self.add(fact, func._opname, attempt, place, *numbers)
+            self.add(fact, func._opname, step, place, *numbers)
 
-    def subclasses(self, name: str, types: Sequence[type], attempt: int, place: Place) -> None:
+    def subclasses(self, name: str, types: Sequence[type], step: int, place: Place) -> None:
         """Op ``name`` was given tensors of these types. One from outside torch, such as torchao's
         quantized weights, computes by rules of its own, which a control does not change."""
         for kind in types:
             own = getattr(kind, "__torch_dispatch__", _OWN_ARITHMETIC) is not _OWN_ARITHMETIC
             if own and not kind.__module__.startswith("torch."):
-                self.add(FIXED, f"{name} of {kind.__name__}", attempt, place)
+                self.add(FIXED, f"{name} of {kind.__name__}", step, place)
 
-    def custom_function(self, name: str, decorated: bool, attempt: int, place: Place) -> None:
+    def custom_function(self, name: str, decorated: bool, step: int, place: Place) -> None:
         """A user's autograd.Function ran under autocast."""
         fact = "custom_function" if decorated else "undecorated_function"
-        self.add(fact, name, attempt, place)
+        self.add(fact, name, step, place)
 
     def add(
-        self, fact: str, op: str, attempt: int, place: Place, value: float | None = None,
+        self, fact: str, op: str, step: int, place: Place, value: float | None = None,
         other: float | None = None,
     ) -> None:  # fmt: skip
         """Note a fact at the place where it was seen; again only counts it."""
@@ -258,7 +258,7 @@ class Uses:
         if known is not None:
             self._found[fact, line] = dataclasses.replace(known, count=known.count + 1)
         else:
-            self._found[fact, line] = OpUse(fact, op, module, line, attempt, value, other)
+            self._found[fact, line] = OpUse(fact, op, module, line, step, value, other)
 
 
 def _facts(

@@ -84,7 +84,7 @@ class OpWatch(StepListener):
         self.taints = op_taint.Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
         self.writes = WriteLines(lines)
-        self._attempt = 0
+        self._step = 0
         self._origins = Origins(paths, lines)
         self._bad = BadOps(self._origins)
         self._sums = op_taint.RunningSums()
@@ -137,10 +137,10 @@ class OpWatch(StepListener):
         """(dotted module, "train.py:41") that the op that runs belongs to."""
         return self._origins.names(torch._C._current_autograd_node())
 
-    def new_attempt(self, attempt: int) -> None:
-        """Optimizer step number ``attempt`` begins."""
-        self._attempt = self._bad.attempt = attempt
-        self._origins.new_attempt()
+    def new_step(self, step: int) -> None:
+        """Optimizer step number ``step`` begins."""
+        self._step = self._bad.step = step
+        self._origins.new_step()
         self._read.clear()
 
     def records(self) -> list[BadOp]:
@@ -154,11 +154,11 @@ class OpWatch(StepListener):
 
     def note_function(self, name: str, decorated: bool) -> None:
         """A user's autograd.Function is about to run under autocast."""
-        self.uses.custom_function(name, decorated, self._attempt, lambda: self._origins.names(None))
+        self.uses.custom_function(name, decorated, self._step, lambda: self._origins.names(None))
 
     def subclasses(self, name: str, types: Sequence[type]) -> None:
         """Op ``name`` was given tensors with a dispatch of their own."""
-        self.uses.subclasses(name, types, self._attempt, lambda: self._origins.names(None))
+        self.uses.subclasses(name, types, self._step, lambda: self._origins.names(None))
 
     def after(self, call: OpCall, out: Any) -> None:
         """Look at one op that has just run."""
@@ -185,7 +185,7 @@ class OpWatch(StepListener):
                 if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse:
                     self._look(part, tensor, provenance, position)
         self.uses.note(
-            call.func, call.args, call.tensors, out, self.autocast, self._attempt,
+            call.func, call.args, call.tensors, out, self.autocast, self._step,
             lambda: self._origins.names(call.node),
         )  # fmt: skip
 
@@ -254,11 +254,11 @@ class OpWatch(StepListener):
                 self._bad.note_lost(*found, f"aten.{call.name}")
         elif not provenance.learned and not any(map(op_taint.is_parameter, call.tensors)):
             place = functools.partial(self._origins.names, None)
-            op_exact.follow_constant(call, out, self._attempt, place, own_error)
+            op_exact.follow_constant(call, out, self._step, place, own_error)
         elif (lost := op_exact.constant_lost(call)) is not None:
             error, rounded_at = lost
             self.uses.add(
-                "half_constant", call.name, self._attempt, lambda: rounded_at, error,
+                "half_constant", call.name, self._step, lambda: rounded_at, error,
                 op_exact.CONSTANT_LOST,
             )  # fmt: skip
 
@@ -364,7 +364,7 @@ class OpWatch(StepListener):
             fresh = op_taint.provenance_of(tensor) is None and tensor.is_floating_point()
             if call.node is None and fresh and not all_finite(tensor):
                 fact = "nan_operand" if op_facts.has_nan(tensor) else "inf_operand"
-                self.uses.add(fact, call.name, self._attempt, lambda: self._origins.names(None))
+                self.uses.add(fact, call.name, self._step, lambda: self._origins.names(None))
 
 
 def _may_be_bad(tensor: Tensor) -> bool:
@@ -534,7 +534,7 @@ class Origins:
         origin = self.of(node)
         return self.paths.path(origin.module), line_name(origin.place)
 
-    def new_attempt(self) -> None:
+    def new_step(self) -> None:
         """An optimizer step begins: forget the nodes when there are too many."""
         if len(self._numbers) > MAX_NODES:
             self._numbers, self._origins = [], []
@@ -551,7 +551,7 @@ class BadOps:
     """Collects :class:`BadOp` records; an id is the order in which a bad op was first seen."""
 
     def __init__(self, origins: Origins) -> None:
-        self.attempt = 0
+        self.step = 0
         self._origins = origins
         self._found: dict[int, BadOp] = {}
         self._first: dict[tuple[object, ...], int] = {}
@@ -634,7 +634,7 @@ class BadOps:
         self._found[known] = dataclasses.replace(
             bad,
             count=bad.count + 1,
-            last_attempt=self.attempt,
+            last_step=self.step,
             error=bad.error if error is None else max(error, bad.error or 0.0),
         )
 
@@ -648,7 +648,7 @@ class BadOps:
         return BadOp(
             id=bad_id,
             kind=kind,
-            attempt=self.attempt,
+            step=self.step,
             phase="forward" if node is None else "backward",
             op=f"{call.func.namespace}.{call.name}",
             node="" if node is None else node.name(),
@@ -668,7 +668,7 @@ class BadOps:
             fp32_max=op_facts.max_abs(fp32),
             fp32_finite=None if fp32 is None else all_finite(fp32),
             autocast=bool(autocast),
-            last_attempt=self.attempt,
+            last_step=self.step,
             error=error,
             function=origin.function,
             grad_enabled=torch.is_grad_enabled(),
@@ -715,7 +715,7 @@ class _Pending:
     """A read whose batch has come neither to ``backward`` nor to a step so far."""
 
     mark: _Mark
-    attempt: int
+    step: int
     line: str
     value: float | None
     forwards: int  # training batches so far
@@ -789,7 +789,7 @@ class Reads:
         number = value if is_bad else None
         key = line, known.is_gradient
         if key not in self._pending:
-            self._pending[key] = _Pending(known, self._bad.attempt, line, number, self.forwards)
+            self._pending[key] = _Pending(known, self._bad.step, line, number, self.forwards)
 
     def forward(self) -> None:
         """A training batch goes into an outermost module."""
@@ -812,7 +812,7 @@ class Reads:
         return [
             Call(
                 seq=first + number,
-                attempt=read.attempt,
+                step=read.step,
                 name="read",
                 subject=READ_GRADIENT if read.mark.is_gradient else READ_LOSS,
                 value=read.value,

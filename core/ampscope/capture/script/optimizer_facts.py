@@ -42,8 +42,8 @@ def option_of(optimizer: Optimizer, name: str) -> float | None:
 
 def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]:
     """Dtypes, non-finite entries, and vanished second moments of the optimizer's state, as fields
-    of ``Attempt``. ``last`` keeps samples of second moments by id of the parameter, from one step
-    to the next."""
+    of ``OptimizerStep``. ``last`` keeps samples of second moments by id of the parameter, from one
+    step to the next."""
     tensors: list[Tensor] = []
     dead = alive = fell = compared = 0
     due = done = 0.0
@@ -143,16 +143,16 @@ def scan(
     kind: str,
     name: str,
     tensor: Tensor,
-    attempt: int = 0,
+    step: int = 0,
     first: Tensor | None = None,
 ) -> Scan:
     """Facts about one floating-point tensor; ``first`` is what it was at its first sight."""
     with no_dispatch():  # what ampscope computes is none of the script's ops
-        return _scan(moment, kind, name, tensor, attempt, first)
+        return _scan(moment, kind, name, tensor, step, first)
 
 
 def _scan(
-    moment: str, kind: str, name: str, values: Tensor, attempt: int, first: Tensor | None
+    moment: str, kind: str, name: str, values: Tensor, step: int, first: Tensor | None
 ) -> Scan:
     numbers = plain(values).detach()
     finite = torch.isfinite(numbers)
@@ -168,7 +168,7 @@ def _scan(
         nan=nan,
         inf=infinite,
         max_abs=float(kept.abs().max()) if kept.numel() else None,
-        attempt=attempt,
+        step=step,
         change=None if first is None else relative_change(numbers, first),
         distinct=int(torch.unique(numbers).numel()) if half_buffer else None,
         sample=_sample(values) if kind == "buffer" and moment == "start" else (),
@@ -178,15 +178,15 @@ def _scan(
     )
 
 
-def scan_model(moment: str, model: nn.Module, trained: set[int], attempt: int) -> list[Scan]:
+def scan_model(moment: str, model: nn.Module, trained: set[int], step: int) -> list[Scan]:
     """Parameters (``frozen`` when no optimizer has them) and buffers of a model."""
     found = [
-        scan(moment, "parameter" if id(p) in trained else "frozen", name, p, attempt)
+        scan(moment, "parameter" if id(p) in trained else "frozen", name, p, step)
         for name, p in model.named_parameters()
         if holds_numbers(p)
     ]
     found += [
-        scan(moment, "buffer", name, b, attempt)
+        scan(moment, "buffer", name, b, step)
         for name, b in model.named_buffers()
         if b.is_floating_point() and b.numel() and holds_numbers(b)
     ]

@@ -1,10 +1,11 @@
 """Instrument: every optimizer step, taken or skipped, with what it found and did.
 
-Through a scaler an attempt begins at ``scaler.step``; when the optimizer's own step does not
-follow, it was skipped. A step that the script calls itself is an attempt too, marked by its empty
+Through a scaler a step begins at ``scaler.step``; when the optimizer's own step does not
+follow, it was skipped. A step that the script calls itself is a step too, marked by its empty
 scaler.
 
-How an :class:`Attempt` is put together, gradients read and weights' motion measured is here too.
+How an :class:`OptimizerStep` is put together, gradients read and weights' motion measured is here
+too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ampscope.capture.script.optimizer_facts import (
 from ampscope.capture.tensors import floats, opened, readable, unreadable
 from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import Attempt, ParameterGradient
+from ampscope.observations import OptimizerStep, ParameterGradient
 
 
 class StepInstruments(Protocol):
@@ -57,9 +58,9 @@ class StepInstruments(Protocol):
     def spent(self, what: str) -> AbstractContextManager[None]: ...
 
 
-class Attempts(StepListener):
-    """Collects :class:`Attempt` records. ``instruments`` look at each step besides; ``ended`` gets
-    the number of attempts so far at the end of each."""
+class OptimizerSteps(StepListener):
+    """Collects :class:`OptimizerStep` records. ``instruments`` look at each step besides; ``ended``
+    gets the number of steps so far at the end of each."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class Attempts(StepListener):
         instruments: StepInstruments | None = None,
         ended: Callable[[int], None] | None = None,
     ) -> None:
-        self.records: list[Attempt] = []
-        self.loss_taints: dict[int, int] = {}  # bad op -> attempts whose loss descends from it
+        self.records: list[OptimizerStep] = []
+        self.loss_taints: dict[int, int] = {}  # bad op -> steps whose loss descends from it
         self.count = 0
         self._calls = calls
         self._instruments = instruments
@@ -96,7 +97,7 @@ class Attempts(StepListener):
 
     def begin_at(self, count: int) -> None:
         """So many steps have passed unseen; the next one has this number."""
-        self.count = self._calls.attempt = count
+        self.count = self._calls.step = count
 
     def before_backward(
         self, loss: float, dtype: str, taint: int | None, *, scaled: bool, by_hand: bool = False
@@ -212,8 +213,8 @@ class Attempts(StepListener):
         facts = self._facts or self._read(optimizer, 1.0)
         name, parameters = self.optimizer_name(optimizer), parameters_of(optimizer)
         with no_dispatch():
-            record = Attempt(
-                attempt=self.count,
+            record = OptimizerStep(
+                step=self.count,
                 optimizer=name,
                 grad_total=facts.total,
                 grad_zero=facts.zero,
@@ -236,7 +237,7 @@ class Attempts(StepListener):
         self._facts = None
         self._loss = replace(self._loss, backwards=0)
         self.count += 1
-        self._calls.attempt = self.count
+        self._calls.step = self.count
         if self._ended is not None:
             self._ended(self.count)
 
@@ -249,13 +250,14 @@ def _has_hooks(parameter: Tensor) -> bool:
     return any(not str(getattr(f, "__module__", "")).startswith("ampscope.") for f in functions)
 
 
-# What one :class:`Attempt` is put together of: the backward before it, clips, how the step ended.
+# What one :class:`OptimizerStep` is put together of: the backward before it, clips, how the step
+# ended.
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The last backward before the attempt, and how many there were since the one before: fields of
-    :class:`Attempt`."""
+    """The last backward before the step, and how many there were since the one before: fields of
+    :class:`OptimizerStep`."""
 
     loss: float | None = None  # unscaled
     loss_dtype: str = ""
@@ -264,7 +266,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the step ended: fields of :class:`Attempt`."""
+    """How the step ended: fields of :class:`OptimizerStep`."""
 
     scaler: str = ""
     scale: float = 1.0
@@ -278,7 +280,7 @@ class Ending:
 
 
 class Clips:
-    """The norms that the script's clips found since the last attempt, before they clipped."""
+    """The norms that the script's clips found since the last step, before they clipped."""
 
     def __init__(self) -> None:
         self._found: list[tuple[set[int], float]] = []  # ids of parameters, their norm
@@ -351,12 +353,12 @@ def _part(values: Tensor, factor: float) -> Part:
     )
 
 
-# Reads an optimizer's gradients at an attempt: sums of all, details of some, taints of the bad.
+# Reads an optimizer's gradients at a step: sums of all, details of some, taints of the bad.
 
 
-DETAILED_ATTEMPTS = 4  # first attempts of which every parameter's gradient is kept
-FINITE_DETAILED = 2  # first attempts with finite gradients, wherever a search for a scale ends
-MAX_BAD_DETAILED = 12  # and attempts with non-finite gradients
+DETAILED_STEPS = 4  # first steps of which every parameter's gradient is kept
+FINITE_DETAILED = 2  # first steps with finite gradients, wherever a search for a scale ends
+MAX_BAD_DETAILED = 12  # and steps with non-finite gradients
 
 
 class GradientReader:
@@ -370,11 +372,11 @@ class GradientReader:
         self._bad_detailed = self._finite_detailed = 0
 
     def read(
-        self, optimizer: Optimizer, optimizer_name: str, factor: float, attempt: int
+        self, optimizer: Optimizer, optimizer_name: str, factor: float, step: int
     ) -> GradientFacts:
         """Facts about all gradients, divided by ``factor``, the scale that they still carry."""
         facts = gradient_facts(parameters_of(optimizer), factor)
-        detailed = attempt < DETAILED_ATTEMPTS
+        detailed = step < DETAILED_STEPS
         if facts.nonfinite and self._bad_detailed < MAX_BAD_DETAILED:
             detailed, self._bad_detailed = True, self._bad_detailed + 1
         if not facts.nonfinite and self._finite_detailed < FINITE_DETAILED:
@@ -386,7 +388,7 @@ class GradientReader:
             if detailed:
                 self.records.append(
                     ParameterGradient(
-                        attempt=attempt,
+                        step=step,
                         optimizer=optimizer_name,
                         name=self.names.get(id(parameter), f"parameter{order}"),
                         order=order,
@@ -394,7 +396,7 @@ class GradientReader:
                         zero=part.zero,
                         nonfinite=part.nonfinite,
                         norm=part.norm,
-                        sample=_sample(parameter, factor) if attempt == 0 else (),
+                        sample=_sample(parameter, factor) if step == 0 else (),
                     )
                 )
         return facts

@@ -146,7 +146,7 @@ class RunDigests(StepInstruments):
         self._inner = inner
         self._origin = origin
         self._op_step = op_step
-        self._attempt = 0
+        self._step = 0
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._roots: list[weakref.ref[nn.Module]] = []
         self._open: dict[str, _Row] = {}  # by role, of the step that runs
@@ -184,7 +184,7 @@ class RunDigests(StepInstruments):
         call showed them."""
         if id(optimizer) in self._pending:
             return
-        if not self._roots and not self._attempt:
+        if not self._roots and not self._step:
             owned = parameters_of(optimizer)
             self._add_all("start", ((self.names.of(p, optimizer), p) for p in owned))
         self._pending.add(id(optimizer))
@@ -216,7 +216,7 @@ class RunDigests(StepInstruments):
 
     def after_op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An op below autocast has run, outside the optimizers' own steps."""
-        if self._attempt != self._op_step or self._ops >= MOST_OPS or self._is_off:
+        if self._step != self._op_step or self._ops >= MOST_OPS or self._is_off:
             return
         made = [t for t in tensors(out, None) if t.is_floating_point()][:1]
         if str(func._opname) in _NO_RESULT or not made:
@@ -239,7 +239,7 @@ class RunDigests(StepInstruments):
             row.ops.append(f"{func._opname}({takes})")
             row.lines.append(line)
 
-    def attempt_ended(self, count: int, scale: float, optimizer: Optimizer | None) -> None:
+    def optimizer_stepped(self, count: int, scale: float, optimizer: Optimizer | None) -> None:
         """A step was taken or skipped, the ``count``-th; its gradients carried ``scale``."""
         if optimizer is not None:
             owned = parameters_of(optimizer)
@@ -250,11 +250,11 @@ class RunDigests(StepInstruments):
                 self._add_all("buffer", _buffers(root, self.prefix(root)))
         self._close(scale)
         self._pending.clear()
-        self._attempt = count
+        self._step = count
 
     def records(self) -> list[Digests]:
         """Everything so far, that of the step that runs included."""
-        return [*self._records, *(row.record(self._attempt, 1.0) for row in self._ordered())]
+        return [*self._records, *(row.record(self._step, 1.0) for row in self._ordered())]
 
     def prefix(self, root: nn.Module) -> str:
         """What stands before the names of a model: nothing of the first, its class of another."""
@@ -292,7 +292,7 @@ class RunDigests(StepInstruments):
 
     def _close(self, scale: float) -> None:
         for row in self._ordered():
-            self._records.append(row.record(self._attempt, scale))
+            self._records.append(row.record(self._step, scale))
         self._open = {}
 
 
@@ -327,12 +327,12 @@ class _Row:
         self.names.append(name)
         self._found.append(found)
 
-    def record(self, attempt: int, scale: float) -> Digests:
+    def record(self, step: int, scale: float) -> Digests:
         """As an observation. Gradients are divided by ``scale``, checksums are not."""
         scale = scale if self.role in ("gradient", "backward_op") else 1.0
         found = self._found
         return Digests(
-            attempt=attempt,
+            step=step,
             role=self.role,
             scale=scale,
             names=tuple(self.names),

@@ -34,7 +34,7 @@ from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRe
 
 @dataclass(frozen=True, slots=True)
 class ScriptMeasurements:
-    """What was measured at attempts that are over; ``op_sets`` maps an attempt to its ops' id."""
+    """What was measured at steps that are over; ``op_sets`` maps a step to its ops' id."""
 
     modules: list[ModuleRecord]
     frames: list[Frame]
@@ -53,7 +53,7 @@ class ScriptHistograms:
         self._cadence = cadence
         self._counts = Accumulator(self.failures)
         self._hooks = HistogramHooks(self.models, self._counts, self.failures)
-        self._attempt = 0
+        self._step = 0
         self._time = OwnTime(self.failures)
         self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
         self._frames: list[Frame] = []
@@ -64,12 +64,12 @@ class ScriptHistograms:
     def __enter__(self) -> ScriptHistograms:
         self._hooks.__enter__()
         self.trace.place.__enter__()
-        self._begin(self._attempt)
+        self._begin(self._step)
         return self
 
-    def begin_at(self, attempt: int) -> None:
+    def begin_at(self, step: int) -> None:
         """The first step that is recorded has this number; before entering."""
-        self._attempt = attempt
+        self._step = step
 
     def __exit__(self, *error: object) -> None:
         self._end()
@@ -79,8 +79,8 @@ class ScriptHistograms:
 
     @property
     def traces(self) -> bool:
-        """Whether the ops of this attempt are wanted."""
-        return _is_due(self._attempt, self._cadence.trace)
+        """Whether the ops of this step are wanted."""
+        return _is_due(self._step, self._cadence.trace)
 
     @property
     def elapsed_s(self) -> float:
@@ -102,7 +102,7 @@ class ScriptHistograms:
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """The script is about to unscale, step or skip; the first of these calls counts."""
         self.trace.place.outside = "step"
-        if id(optimizer) in self._counted or not _is_due(self._attempt, self._cadence.histogram):
+        if id(optimizer) in self._counted or not _is_due(self._step, self._cadence.histogram):
             return
         self._counted.add(id(optimizer))
         with self.spent():
@@ -115,7 +115,7 @@ class ScriptHistograms:
     @property
     def wants_updates(self) -> bool:
         """Whether :meth:`after_step` needs the weights before the step."""
-        return _is_due(self._attempt, self._cadence.histogram)
+        return _is_due(self._step, self._cadence.histogram)
 
     def after_step(self, before: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The optimizer's own step has run: parameters, and copies of them as they were."""
@@ -125,8 +125,8 @@ class ScriptHistograms:
                 owned = ((owner, p, copy) for owner, p, copy in owners if owner is not None)
                 weights.count_updates(self._counts, owned)
 
-    def attempt_ended(self, count: int, scale: float) -> None:
-        """An attempt is over, ``count`` in all; its gradients carried ``scale``."""
+    def optimizer_stepped(self, count: int, scale: float) -> None:
+        """A step is over, ``count`` in all; its gradients carried ``scale``."""
         with self.spent():
             self._end(scale)
         self._begin(count)
@@ -139,16 +139,16 @@ class ScriptHistograms:
         self._frames, self._nonfinite, self._ops, self._op_sets = [], [], [], {}
         return measured
 
-    def _begin(self, attempt: int) -> None:
-        self._attempt = attempt
+    def _begin(self, step: int) -> None:
+        self._step = step
         self.trace.place.outside = "forward"
-        due = _is_due(attempt, self._cadence.histogram)
-        self._hooks.start_step(attempt, active=due)
+        due = _is_due(step, self._cadence.histogram)
+        self._hooks.start_step(step, active=due)
 
     def _end(self, scale: float = 1.0) -> None:
         self._hooks.end_step()
         self._counted.clear()
-        frames = self._counts.take(self._attempt, scale)
+        frames = self._counts.take(self._step, scale)
         reached = self.models.take_arrivals()
         if (gradients := frames.pop(Role.WEIGHT_GRAD, None)) is not None:
             # A parameter that was frozen when its model first ran has no place in backward's order.
@@ -160,7 +160,7 @@ class ScriptHistograms:
         if self.traces:
             number, ops = self.trace.take()
             self.trace.forget()
-            self._op_sets[self._attempt] = number
+            self._op_sets[self._step] = number
             if ops:
                 self._ops.append((number, ops))
 
@@ -169,8 +169,8 @@ class ScriptHistograms:
         return self._time.spent(what)
 
 
-def _is_due(attempt: int, every: int) -> bool:
-    return every > 0 and attempt % every == 0
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 # Numbers for the modules of every model that a script runs, whenever it makes them.

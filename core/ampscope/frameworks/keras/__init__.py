@@ -6,7 +6,7 @@ adapter              what the probe and script processes load; the probe, and th
                      shared networks as Keras models
 values               a tensor of TensorFlow as bits, without a copy
 layers               every layer's call: outputs counted, the first bad one called again in fp32
-steps                optimizers, LossScaleOptimizer and losses: one attempted step; loss scales set
+steps                optimizers, LossScaleOptimizer and losses: one step; loss scales set
 training             what the instruments of one training share; paths of layers
 watch                the callback; all instruments on and off; dtypes set; eager functions; machine
 graph_rewrite        the graph optimizer's automatic mixed precision, op by op

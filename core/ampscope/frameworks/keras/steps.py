@@ -1,7 +1,7 @@
 """``Optimizer.apply``: gradients as they come to it, weights before and after, state and scale.
 
 A step is skipped when LossScaleOptimizer does not advance its inner optimizer. Where gradients are
-accumulated (``gradient_accumulation_steps``), the attempt is the call that moves the weights, with
+accumulated (``gradient_accumulation_steps``), the step is the call that moves the weights, with
 the gradients of its own batch.
 
 Also here: what an optimizer holds, losses and the gradients that come back to the layers, and
@@ -426,7 +426,7 @@ class OwnScaler:
         return tf.nest.map_structure(lambda g: None if g is None else g / factor, gradients)
 
     def update(self, found_inf: bool) -> None:
-        """After an attempted step."""
+        """After a step."""
         if found_inf:
             self.scale, self.good = self.scale * 0.5, 0
         elif self.good == INTERVAL - 1:

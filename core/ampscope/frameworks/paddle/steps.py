@@ -2,7 +2,7 @@
 
 All of Paddle's ways come by here: ``optimizer.step()`` and ``minimize()``, ``scaler.step()`` with
 ``update()``, and ``scaler.minimize()``. The innermost ones are called by the outer ones; the
-outermost is the attempt.
+outermost is the step.
 
 Also here: what an optimizer and a GradScaler hold, the loss, scans of all weights, and GradScaler
 forced on where Paddle switches it off.
@@ -47,7 +47,7 @@ class PaddleStepListener(Protocol):
 
 
 class StepWatch:
-    """Hands every attempt to ``recorder``. ``half`` says whether gradients are fp32 although the
+    """Hands every step to ``recorder``. ``half`` says whether gradients are fp32 although the
     parameters are half. ``is_sparing``: gradients and weights of a step are looked at where they
     are wanted."""
 
@@ -91,7 +91,7 @@ class StepWatch:
 
     def _optimizing(self, original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, optimizer, *args, **kwargs)
-        return run() if self._depth else self._attempt(run, optimizer, None)
+        return run() if self._depth else self._step(run, optimizer, None)
 
     def _scaling(
         self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
@@ -99,7 +99,7 @@ class StepWatch:
         run = functools.partial(original, scaler, optimizer, *args, **kwargs)
         if self._depth or not scaler._enable:
             return run()
-        return self._attempt(run, optimizer, scaler)
+        return self._step(run, optimizer, scaler)
 
     def _updating(self, original: Any, scaler: Any, /, *args: Any, **kwargs: Any) -> Any:
         """``update``, and ``minimize``, which updates by itself."""
@@ -113,7 +113,7 @@ class StepWatch:
             self._unscaled.add(id(optimizer))
         return original(scaler, optimizer)
 
-    def _attempt(self, run: Callable[[], Any], optimizer: Any, scaler: Any) -> Any:
+    def _step(self, run: Callable[[], Any], optimizer: Any, scaler: Any) -> Any:
         began = time.perf_counter()
         if self._listener is not None:
             self._listener.step_begins()
@@ -178,7 +178,7 @@ class StepWatch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Of one attempt, by dotted name."""
+    """Of one step, by dotted name."""
 
     parameters: list[Any] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)

@@ -230,7 +230,7 @@ _WHOLES = {
     "Histogram": {"row": (0, MOST_COUNT)},
     "ModuleRecord": {"index": (0, MOST_MODULES), "parameter_count": (0, MOST_COUNT)},
 }
-_STEPS = {"step", "last_step", "attempt", "last_attempt", "steps_done", "attempts"}
+_STEPS = {"step", "last_step", "error_step", "steps", "steps_done"}
 _COUNTS = {
     "total", "lost", "below_range", "subnormal", "zero_before", "nan", "pos_inf", "neg_inf", "inf",
     "zeros", "nonfinite", "grad_total", "grad_zero", "grad_nonfinite", "weight_nonfinite", "zero",
