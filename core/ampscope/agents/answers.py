@@ -219,9 +219,13 @@ def _cause(found: dict[str, Any], offset: int, limit: int) -> Cause:
         for m in found["evidence"][offset : offset + limit]
     ]
     remedy = Remedy(
-        fix["kind"], visible(fix["text"]), visible(fix["patch"] or "", CODE_LENGTH),
-        fix["verified"], visible(fix["verification"]), fix["control"],
-    )  # fmt: skip
+        fix["kind"],
+        visible(fix["text"]),
+        visible(fix["patch"] or "", CODE_LENGTH),
+        fix["verified"],
+        visible(fix["verification"]),
+        fix["control"],
+    )
     places = {name: _named(found[name]) for name in ("module", "op", "phase", "line")}
     return Cause(
         code=found["code"],
@@ -382,9 +386,13 @@ def _common(reader: Reader, infos: Sequence[RunInfo], role: str | None) -> tuple
 def _module_pair(pair: Pair) -> ModulePair:
     sides = pair.first, pair.second
     return ModulePair(
-        line(pair.path), line(pair.type), [s.weights for s in sides], [s.values for s in sides],
-        [finite(s.zeros) for s in sides], [s.nonfinite for s in sides],
-    )  # fmt: skip
+        line(pair.path),
+        line(pair.type),
+        [s.weights for s in sides],
+        [s.values for s in sides],
+        [finite(s.zeros) for s in sides],
+        [s.nonfinite for s in sides],
+    )
 
 
 # ---- a fix that was run

@@ -271,9 +271,12 @@ def _add_reading(server: AgentServer, store: Path, folders: Folders) -> None:
 
     @server.tool(title="Compare two runs", annotations=READS, structured_output=True)
     async def compare_runs(
-        first: str, second: str, role: str | None = None, offset: int = 0,
+        first: str,
+        second: str,
+        role: str | None = None,
+        offset: int = 0,
         limit: int = answers.PAGE,
-    ) -> answers.Compared:  # fmt: skip
+    ) -> answers.Compared:
         """From which step the losses of two recorded runs differ, and in which modules dtypes,
         zeros or non-finite values do, those that differ most first. `role`: activation,
         grad_output, weight, weight_grad or update."""

@@ -105,16 +105,22 @@ def judge_lost(limit: float, run: RunView, fp32: RunView | None) -> Outcome:
     counts = lost_gradients(run, fp32) if fp32 is not None else None
     if counts is None:
         return Outcome(
-            "lost_gradients", limit, None, None,
+            "lost_gradients",
+            limit,
+            None,
+            None,
             "No step has gradients in both the script's own precision and fp32.",
-        )  # fmt: skip
+        )
     lost, alive = counts
     share = lost / alive
     return Outcome(
-        "lost_gradients", limit, share, share <= limit,
+        "lost_gradients",
+        limit,
+        share,
+        share <= limit,
         f"{lost:,} of {alive:,} gradient elements ({share:.2%}) are zero here and not in fp32; the "
         f"budget is {limit:.2%}.",
-    )  # fmt: skip
+    )
 
 
 # ---- fp32 islands
@@ -165,10 +171,14 @@ def judge_islands(limit: float, head: RunView, base: RunView) -> Outcome:
     named = "; ".join(f"{island.op} at {island.line}" for island in found[:3])
     listed = f": {named}" + (" and more" if len(found) > 3 else "") if found else ""
     return Outcome(
-        "new_fp32_islands", limit, len(found), len(found) <= limit,
+        "new_fp32_islands",
+        limit,
+        len(found),
+        len(found) <= limit,
         f"{len(found)} matmuls and convolutions run in fp32 that the base did not have{listed}; "
-        f"the budget is {limit:g}.", found,
-    )  # fmt: skip
+        f"the budget is {limit:g}.",
+        found,
+    )
 
 
 # ---- step time
@@ -186,12 +196,18 @@ def judge_time(
     ]
     if not ratios:
         return Outcome(
-            "step_time_ratio", limit, None, None,
+            "step_time_ratio",
+            limit,
+            None,
+            None,
             "No round has a step time of both: they need at least three optimizer steps.",
-        )  # fmt: skip
+        )
     middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
     return Outcome(
-        "step_time_ratio", limit, middle, low <= limit,
+        "step_time_ratio",
+        limit,
+        middle,
+        low <= limit,
         f"A step takes {middle:.2f} times the base's (rounds: {low:.2f} to {high:.2f}); the budget "
         f"is {limit:g}, exceeded in {sum(r > limit for r in ratios)} of {len(ratios)} rounds.",
-    )  # fmt: skip
+    )

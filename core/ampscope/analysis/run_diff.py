@@ -47,8 +47,10 @@ TAIL = 0.2  # the last fifth of the losses says where a run ended
 MOST_OPS = 6_000
 _CASTS = frozenset({"_to_copy", "copy_", "clone"})
 _ROLES_OF_FRAMES = {
-    Role.ACTIVATION: "activation", Role.WEIGHT_GRAD: "gradient", Role.WEIGHT: "weight",
-}  # fmt: skip
+    Role.ACTIVATION: "activation",
+    Role.WEIGHT_GRAD: "gradient",
+    Role.WEIGHT: "weight",
+}
 _Key = tuple[str, int]  # name, and how often it came before in this step
 
 

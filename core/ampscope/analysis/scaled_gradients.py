@@ -154,10 +154,13 @@ def cut_unlike_fp32(run: RunView, fp32: RunView | None) -> tuple[GradientChange,
 
 def _is_cut(change: GradientChange, run: RunView, fp32: RunView) -> bool:
     own, other = (
-        {g.name: g.norm or 0.0 for g in view.gradients
-         if (g.step, g.optimizer) == (change.step, change.optimizer)}
+        {
+            g.name: g.norm or 0.0
+            for g in view.gradients
+            if (g.step, g.optimizer) == (change.step, change.optimizer)
+        }
         for view in (run, fp32)
-    )  # fmt: skip
+    )
     reduced = [name for name, norm in own.items() if norm < CUT * other.get(name, 0.0)]
     left = math.hypot(*(own[name] for name in reduced))
     kept = math.hypot(*(other[name] for name in reduced))

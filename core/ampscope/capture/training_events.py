@@ -119,9 +119,11 @@ class StepEvents:
         ):
             self._handles.append(hooks.subscribe(functools.partial(self._call, hear)))
         calls = {
-            "scale": self._scale, "unscale_": self._unscale, "step": self._step,
+            "scale": self._scale,
+            "unscale_": self._unscale,
+            "step": self._step,
             "update": self._update,
-        }  # fmt: skip
+        }
         for kind in self._classes():
             for name in vars(kind).keys() & calls.keys():
                 self._patches.wrap(kind, name, calls[name])

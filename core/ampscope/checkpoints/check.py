@@ -113,9 +113,11 @@ class CheckResult:
         for t in self.tensors:
             row = rows.get((t.kind, t.dtype), DtypeRow(t.kind, t.dtype, 0, 0, 0))
             rows[t.kind, t.dtype] = replace(
-                row, tensors=row.tensors + 1, elements=row.elements + t.elements,
+                row,
+                tensors=row.tensors + 1,
+                elements=row.elements + t.elements,
                 size=row.size + t.size,
-            )  # fmt: skip
+            )
         return sorted(rows.values(), key=lambda row: (row.kind, -row.size))
 
     def as_json(self) -> dict[str, Any]:
@@ -428,9 +430,12 @@ def _check_moments(
 
 
 def _check_vanished(
-    result: CheckResult, first: StoredTensor, second: StoredTensor, epsilon: float | None,
+    result: CheckResult,
+    first: StoredTensor,
+    second: StoredTensor,
+    epsilon: float | None,
     reader: _Reader,
-) -> None:  # fmt: skip
+) -> None:
     epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
     gone = large = 0
     for one, other in reader.pairs(first, second):

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from ampscope.numerics.formats import FORMATS, NumberFormat
 
 # What one pass finds, in this order.
-(NAN, POS_INF, NEG_INF, ZERO, SUBNORMAL, NEGATIVE, FP16_INF, FP16_ZERO, FP16_SUBNORMAL,
- LARGEST) = range(10)  # fmt: skip
+(NAN, POS_INF, NEG_INF, ZERO, SUBNORMAL, NEGATIVE, FP16_INF, FP16_ZERO, FP16_SUBNORMAL, LARGEST) = (
+    range(10)
+)
 LENGTH = 10
 # Magnitudes between which a conversion to fp16, to nearest with ties to even, changes its kind.
 FP16_OVERFLOWS = 65520.0  # a tie between 65504 and 2^16, which goes to the even one: infinity

@@ -38,10 +38,14 @@ def mark_healthy(path: Path, step: int, run: str, *, keep: bool) -> Path:
             _remove(named)
         aside.rename(named)
     files = sorted(f for f in named.rglob("*") if f.is_file()) if named.is_dir() else [named]
-    text = json.dumps({
-        "checkpoint": os.path.relpath(named, path.parent), "step": step, "run": run,
-        "files": {os.path.relpath(f, path.parent): _stamp(f) for f in files},
-    })  # fmt: skip
+    text = json.dumps(
+        {
+            "checkpoint": os.path.relpath(named, path.parent),
+            "step": step,
+            "run": run,
+            "files": {os.path.relpath(f, path.parent): _stamp(f) for f in files},
+        }
+    )
     write_whole(path.parent / MARKER, text + "\n")
     if keep:  # what was kept before is needed no more, now that this one is named
         for old in kept.iterdir():

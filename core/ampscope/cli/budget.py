@@ -54,9 +54,10 @@ _CODES = {
 @click.option("--steps", default=30, show_default=True, help="Optimizer steps of each run.")
 @click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run.")
 @click.option(
-    "--config", type=click.Path(path_type=Path),
+    "--config",
+    type=click.Path(path_type=Path),
     help="A pyproject.toml.  [default: the nearest above SCRIPT]",
-)  # fmt: skip
+)
 @click.option("--junit", "junit_out", type=click.Path(path_type=Path), help="Write JUnit XML.")
 @click.option("--sarif", "sarif_out", type=click.Path(path_type=Path), help="Write SARIF 2.1.0.")
 @store_option
@@ -130,8 +131,9 @@ def _at_base(script: Path, base: str) -> Iterator[Path]:
         raise BadInput(f"There is no commit {base} in {root}: fetch it, or name another base.")
     packed = subprocess.run(
         ["git", "-C", str(root), "archive", "--format=tar", commit.strip()],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     if packed.returncode:
         raise BadInput(f"git cannot read the files of {base}: {packed.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory(prefix="ampscope-base-") as folder:
@@ -202,9 +204,13 @@ def _step_times(script: Path, spec: RunSpec) -> list[float]:
         command = [*started("ampscope.runner.step_clock"), str(spec.steps), str(out)]
         try:
             subprocess.run(
-                [*command, str(script), *spec.args], env=child_environment(), check=False,
-                stdin=subprocess.DEVNULL, capture_output=True, timeout=spec.time_limit_s,
-            )  # fmt: skip
+                [*command, str(script), *spec.args],
+                env=child_environment(),
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=spec.time_limit_s,
+            )
         except subprocess.TimeoutExpired:
             return []
         if not out.exists():
@@ -245,10 +251,13 @@ def _sarif(outcomes: Sequence[Outcome], script: Path) -> dict[str, object]:
             place = Path(shown).parent / file
             results.append(
                 sarif.SarifResult(
-                    code, "error", f"{island.op} runs in fp32, and did not at the base.",
-                    str(place), int(number) if number.isdecimal() else 0,
+                    code,
+                    "error",
+                    f"{island.op} runs in fp32, and did not at the base.",
+                    str(place),
+                    int(number) if number.isdecimal() else 0,
                 )
-            )  # fmt: skip
+            )
         if not outcome.islands:
             results.append(sarif.SarifResult(code, "error", outcome.sentence, shown))
     notes = [o.sentence for o in outcomes if o.kept is None]

@@ -20,9 +20,11 @@ MOST_SHOWN = 20  # findings and notes of one checkpoint; --json has all
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Everything that was counted, as JSON.")
 @click.option(
-    "--for", "loaded_as", type=click.Choice(("fp16",)),
+    "--for",
+    "loaded_as",
+    type=click.Choice(("fp16",)),
     help="It is going to be loaded in fp16: weights that overflow there are findings.",
-)  # fmt: skip
+)
 def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None:
     """Look at every number of checkpoints: NaN, infinities, dtypes, averages, optimizer state.
 

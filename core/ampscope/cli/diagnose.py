@@ -147,26 +147,34 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings=_SCRIPT)
 @click.argument("script", required=False, default="")
 @click.option(
-    "--capsule", type=click.Path(path_type=Path),
+    "--capsule",
+    type=click.Path(path_type=Path),
     help="Instead of SCRIPT: judge the failing step that a watched training has kept.",
-)  # fmt: skip
+)
 @click.option(
-    "--trust", default="", metavar="FILE.py:build",
+    "--trust",
+    default="",
+    metavar="FILE.py:build",
     help="With --capsule: import this file of yours, whose function returns the model.",
-)  # fmt: skip
+)
 @click.option(
-    "--on", type=click.Choice(ENGINES),
+    "--on",
+    type=click.Choice(ENGINES),
     help="Run the baseline, the controls and the fixes side by side as jobs: of Slurm or of this "
     "machine through submitit, or of a Ray cluster.",
-)  # fmt: skip
+)
 @click.option(
-    "--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),
+    "--json",
+    "json_out",
+    type=click.Path(path_type=Path, allow_dash=True),
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
-)  # fmt: skip
+)
 @click.option(
-    "--sarif", "sarif_out", type=click.Path(path_type=Path),
+    "--sarif",
+    "sarif_out",
+    type=click.Path(path_type=Path),
     help="Write the findings there as SARIF 2.1.0, for code scanning.",
-)  # fmt: skip
+)
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
 @click.option(
     "--again", is_flag=True, help="SCRIPT is a run: judge its evidence by the rules of today."

@@ -69,12 +69,23 @@ _OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit.")
 @click.option("--policy", type=click.Choice(("native", "cuda")), default="native",
               show_default=True, help="On a CPU: its own rules, or CUDA's, rehearsed.")  # fmt: skip
-@click.option("--tolerance", default=0.0, show_default=True,
-              help="Relative distances up to this are no difference.")  # fmt: skip
-@click.option("--allow-rounding", is_flag=True,
-              help="What rounding to the formats in use explains is no difference.")  # fmt: skip
-@click.option("--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),
-              help="Write the result here; - is standard output.")  # fmt: skip
+@click.option(
+    "--tolerance",
+    default=0.0,
+    show_default=True,
+    help="Relative distances up to this are no difference.",
+)
+@click.option(
+    "--allow-rounding",
+    is_flag=True,
+    help="What rounding to the formats in use explains is no difference.",
+)
+@click.option(
+    "--json",
+    "json_out",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="Write the result here; - is standard output.",
+)
 @click.option("--quiet", is_flag=True, help="Do not say what is being run.")
 @leave_out_option
 @store_option

@@ -38,9 +38,13 @@ _OUT = click.Path(path_type=Path, allow_dash=True, dir_okay=False)
 )
 @store_option
 def report(
-    run: tuple[str, ...], html: Path | None, markdown: Path | None, notebook: Path | None,
-    as_recorded: bool, store: Path,
-) -> None:  # fmt: skip
+    run: tuple[str, ...],
+    html: Path | None,
+    markdown: Path | None,
+    notebook: Path | None,
+    as_recorded: bool,
+    store: Path,
+) -> None:
     """Write a report of each RUN: verdict, evidence, charts, fix, machine, and what is missing.
 
     RUN is an id or a unique beginning of one. A run of a diagnosis stands for the whole diagnosis,

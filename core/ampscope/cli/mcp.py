@@ -13,14 +13,18 @@ from ampscope.errors import BadInput
 
 @click.command()
 @click.option(
-    "--scripts", multiple=True, type=click.Path(path_type=Path),
+    "--scripts",
+    multiple=True,
+    type=click.Path(path_type=Path),
     help="A folder; scripts below it can be checked and run. May be repeated; without it none can.",
-)  # fmt: skip
+)
 @click.option(
-    "--http", "port", type=click.IntRange(0, 65535),
+    "--http",
+    "port",
+    type=click.IntRange(0, 65535),
     help="Serve HTTP on this port of 127.0.0.1 instead of stdio; 0 takes a free one. A token is "
     "printed at start.",
-)  # fmt: skip
+)
 @store_option
 def mcp(scripts: tuple[Path, ...], port: int | None, store: Path) -> None:
     """Serve ampscope's tools to a coding agent over the Model Context Protocol.

@@ -40,22 +40,29 @@ MOST_STEPS = 50  # of --steps; for more there is ampscope diagnose
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False))
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
     help="How findings are written.",
-)  # fmt: skip
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write there, not to standard output.")
 @click.option("--diff", "show_diff", is_flag=True, help="Show the safe repairs, change nothing.")
 @click.option("--fix", is_flag=True, help="Write the safe repairs; what is left is reported.")
 @click.option(
-    "--steps", type=click.IntRange(1, MOST_STEPS), metavar="N",
+    "--steps",
+    type=click.IntRange(1, MOST_STEPS),
+    metavar="N",
     help="Also run each PATH for N optimizer steps, beside an fp32 control, and report what goes "
     "wrong there. The script is executed; its files stay as they are.",
-)  # fmt: skip
+)
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds per run of --steps.")
 @click.option(
-    "--config", type=click.Path(path_type=Path),
+    "--config",
+    type=click.Path(path_type=Path),
     help="A pyproject.toml.  [default: the nearest above the first path]",
-)  # fmt: skip
+)
 def preflight(
     paths: tuple[Path, ...], form: str, out: Path | None, show_diff: bool, fix: bool,
     steps: int | None, time_limit: float, config: Path | None,

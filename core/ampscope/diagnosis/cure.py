@@ -127,9 +127,10 @@ def _are_neighbours(first: Finding, second: Finding, evidence: Evidence) -> bool
 def _consumers(verdict: Verdict, evidence: Evidence) -> set[str]:
     """Ops that took the result of the bad op that ``verdict`` names."""
     known = [
-        bad for bad in evidence.baseline.bad_ops
+        bad
+        for bad in evidence.baseline.bad_ops
         if (bad.op, bad.line, bad.step) == (verdict.op, verdict.line, verdict.step)
-    ]  # fmt: skip
+    ]
     return {name for bad in known for name in bad.consumers}
 
 

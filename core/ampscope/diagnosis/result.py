@@ -150,8 +150,10 @@ def _other_end(run: RunView, fp32: RunView) -> str:
     """How the script's end differs from that of its fp32 control; "" when both end alike."""
     own, reference = run.outcome, fp32.outcome
     if not run.ended_itself or (own.ended, own.exit_code, own.steps) == (
-        reference.ended, reference.exit_code, reference.steps
-    ):  # fmt: skip
+        reference.ended,
+        reference.exit_code,
+        reference.steps,
+    ):
         return ""
     words = {"exception": f"with {own.error_type}", "exit": f"with exit status {own.exit_code}"}
     status = f" {words[own.ended]}" if own.ended in words else ""

@@ -385,8 +385,9 @@ def write_mlflow(reader: Reader, info: RunInfo, out: Path, axis: Axis) -> Export
                         if histogram.counts.size:
                             edges, counts = histogram.edges.tolist(), histogram.counts.tolist()
                             line = {"step": step.step, "name": name} | {
-                                "edges": edges, "counts": counts,
-                            }  # fmt: skip
+                                "edges": edges,
+                                "counts": counts,
+                            }
                             lines.write(json.dumps(line) + "\n")
                     summary.count(step)
             client.log_artifact(run, str(path))
@@ -402,9 +403,11 @@ MLFLOW_BATCH = 1000
 MLFLOW_VALUE = 6000
 MLFLOW_KEY = 250
 MLFLOW_ENDS = {
-    State.QUEUED: "SCHEDULED", State.RUNNING: "RUNNING", State.FINISHED: "FINISHED",
+    State.QUEUED: "SCHEDULED",
+    State.RUNNING: "RUNNING",
+    State.FINISHED: "FINISHED",
     State.FAILED: "FAILED",
-}  # fmt: skip
+}
 
 
 def _mlflow_name(name: str, names: dict[str, str]) -> str:

@@ -97,8 +97,11 @@ class ControlSettings:
     add_scaler: bool = False  # a dynamic scaler with the framework's defaults where there is none
 
 
-_PLAIN: dict[str, dict[str, Any]] = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"},
-          "add_scaler": {"add_scaler": True}}  # fmt: skip
+_PLAIN: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "bf16": {"precision": "bf16"},
+    "add_scaler": {"add_scaler": True},
+}
 
 _NUMBERS: dict[str, tuple[str, type]] = {
     "scale": ("scale", float),

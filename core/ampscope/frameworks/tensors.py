@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ampscope.errors import BadInput
 from ampscope.numerics.formats import FORMATS
-from ampscope.numerics.histogram import (  # fmt: skip
+from ampscope.numerics.histogram import (
     ABOVE,
     BELOW,
     FIRST,

@@ -34,8 +34,12 @@ class TrainerWatch:
         super().__init__()
         self.run: Watch | None = None  # its ``id``, ``store``, ``alarms``; None before a training
         self._options = more | {
-            "every": every, "store": store, "name": name, "on_alarm": on_alarm, "policy": policy,
-        }  # fmt: skip
+            "every": every,
+            "store": store,
+            "name": name,
+            "on_alarm": on_alarm,
+            "policy": policy,
+        }
 
     @property
     def _should_stop(self) -> bool:

@@ -173,9 +173,13 @@ def _git(folder: Path, *args: str, fails: str = "") -> str:
     try:
         done = subprocess.run(
             ["git", *args],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except OSError as error:
         raise BadInput(f"Cannot run git: {error.strerror}.") from error
     if done.returncode:

@@ -195,26 +195,28 @@ MISTAKES = (
     Mistake("cast_by_hand", "Casting by hand", "model.half(), and a GradScaler beside it."),
     Mistake("no_scaler", "No scaler", "fp16 autocast whose gradients are tiny."),
     Mistake(
-        "clip_before_unscale", "Clipping before unscale_",
+        "clip_before_unscale",
+        "Clipping before unscale_",
         "The norm that is clipped still carries the loss scale.",
     ),
     Mistake(
-        "unscale_each_micro_batch", "unscale_ in every micro-batch",
+        "unscale_each_micro_batch",
+        "unscale_ in every micro-batch",
         "Gradients are accumulated, and unscaled after each part.",
     ),
     Mistake(
-        "scaler_state_not_saved", "Scaler state not saved",
+        "scaler_state_not_saved",
+        "Scaler state not saved",
         "A checkpoint holds model and optimizer, and not the scaler.",
     ),
     Mistake(
-        "amp_in_evaluation", "AMP in evaluation",
+        "amp_in_evaluation",
+        "AMP in evaluation",
         "The score is added up in half precision.",
     ),
-    Mistake(
-        "bce_loss", "BCELoss", "A sigmoid, then BCELoss, under CUDA's autocast rules.", "cuda"
-    ),
+    Mistake("bce_loss", "BCELoss", "A sigmoid, then BCELoss, under CUDA's autocast rules.", "cuda"),
     Mistake("scaler_for_bf16", "A scaler for bf16", "bf16 autocast with a GradScaler."),
-)  # fmt: skip
+)
 HALF_LENET = Mistake(
     "half_lenet",
     "model.half()",

@@ -74,8 +74,7 @@ def _spacing(fmt: NumberFormat, dtype: torch.dtype) -> Curve:
     # uint8 has no wrap to fear here: the next pattern of a power of two is finite
     following = (held.view(_INTEGERS[width(fmt)]) + 1).view(dtype)
     distance = following.double() - held.double()
-    return Curve("spacing", fmt.name, tuple(map(float, exponents)),
-                 tuple(distance.log2().tolist()))  # fmt: skip
+    return Curve("spacing", fmt.name, tuple(map(float, exponents)), tuple(distance.log2().tolist()))
 
 
 def _end_of_counting(fmt: NumberFormat, dtype: torch.dtype) -> float:

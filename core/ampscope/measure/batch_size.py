@@ -56,9 +56,13 @@ def measure(
     for place, name in enumerate(spec.precisions):
         share = limit.left_s() / (len(spec.precisions) - place)
         search = _Search(
-            dataclasses.replace(spec, precision=name), trials, writer, limit,
-            limit.left_s() - share, is_cancelled,
-        )  # fmt: skip
+            dataclasses.replace(spec, precision=name),
+            trials,
+            writer,
+            limit,
+            limit.left_s() - share,
+            is_cancelled,
+        )
         notes += search.run(limit_bytes)
     if free_at_first and (free := trials.free_bytes()) < SAME_SHARE * free_at_first:
         notes.append(

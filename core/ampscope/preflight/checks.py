@@ -180,11 +180,14 @@ def check_source(source: Source, settings: Settings | None = None) -> list[Findi
     ]
     found += [
         _finding(
-            source, CODES["deprecated_spelling"], old.node,
-            f"{old.old} is deprecated; write {old.new}.", old.edits,
+            source,
+            CODES["deprecated_spelling"],
+            old.node,
+            f"{old.old} is deprecated; write {old.new}.",
+            old.edits,
         )
         for old in spelling.old_spellings(source)
-    ]  # fmt: skip
+    ]
     settings = settings or Settings()
     kept: dict[tuple[str, int], Finding] = {}
     for f in sorted(found, key=lambda f: (f.line, f.column, f.code.code)):

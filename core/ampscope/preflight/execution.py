@@ -1066,8 +1066,12 @@ def is_gradient(node: ast.expr) -> bool:
 def _ends(node: ast.expr) -> bool:
     """A call that ends the process."""
     return isinstance(node, ast.Call) and dotted(node.func) in (
-        "exit", "quit", "sys.exit", "os._exit", "pdb.set_trace",
-    )  # fmt: skip
+        "exit",
+        "quit",
+        "sys.exit",
+        "os._exit",
+        "pdb.set_trace",
+    )
 
 
 def _root(name: str) -> str:

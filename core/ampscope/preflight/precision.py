@@ -25,9 +25,12 @@ LARGEST_FP16 = 65504.0
 SMALLEST_FP16 = 2.0**-25  # what is not above it rounds to zero
 HALF_ULP = {"bf16": 2.0**-9, "fp16": 2.0**-12}  # relative, at the upper end of a binade
 DTYPES: dict[str, Dtype] = {
-    "torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": "bf16",
-    "torch.float32": "fp32", "torch.float": "fp32",
-}  # fmt: skip
+    "torch.float16": "fp16",
+    "torch.half": "fp16",
+    "torch.bfloat16": "bf16",
+    "torch.float32": "fp32",
+    "torch.float": "fp32",
+}
 _ADAMS = ("Adam", "AdamW", "NAdam", "RAdam")
 _LIBRARIES = (  # they scale the loss, or manage precision, out of sight
     "accelerate", "apex", "colossalai", "deepspeed", "fastai", "ignite", "lightning", "mmcv",
@@ -141,9 +144,12 @@ class Precision:
         full = self.source.full_name(node.func)
         cuda = full == "torch.cuda.amp.autocast"
         if not cuda and full not in (
-            "torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast",
-            "torch.cpu.amp.autocast", "torch.cuda.amp.autocast_mode.autocast",
-        ):  # fmt: skip
+            "torch.autocast",
+            "torch.amp.autocast",
+            "torch.amp.autocast_mode.autocast",
+            "torch.cpu.amp.autocast",
+            "torch.cuda.amp.autocast_mode.autocast",
+        ):
             return None
         old = ".amp.autocast" in full and full.split(".")[1] in ("cuda", "cpu")
         given = argument(node, 1, "dtype")
@@ -732,8 +738,11 @@ def _guards(p: Precision, node: ast.BinOp) -> bool:
     if isinstance(up, ast.Attribute):
         return up.attr in ("log", "sqrt", "rsqrt", "reciprocal")
     return isinstance(up, ast.Call) and p.source.full_name(up.func) in (
-        "torch.log", "torch.sqrt", "torch.rsqrt", "torch.reciprocal",
-    )  # fmt: skip
+        "torch.log",
+        "torch.sqrt",
+        "torch.rsqrt",
+        "torch.reciprocal",
+    )
 
 
 def _is_half(p: Precision, node: ast.AST, half: set[str], autocast: bool) -> bool:
@@ -941,9 +950,11 @@ def _made_again(p: Precision) -> Trait | None:
             continue
         name = dotted(statement.targets[0])
         calls = [
-            n for beside in p.source.block(statement) for n in ast.walk(beside)
+            n
+            for beside in p.source.block(statement)
+            for n in ast.walk(beside)
             if isinstance(n, ast.Call)
-        ]  # fmt: skip
+        ]
         loaded = {
             dotted(call.func.value)
             for call in calls

@@ -375,9 +375,13 @@ class _Protocol(Execution):
             written = next(iter(sorted(self.roles.scalers)), "")
             optimizers = sorted(self.roles.optimizers)
             self.note(
-                "clip_before_unscale", node, pending == "scaled", state, written,
+                "clip_before_unscale",
+                node,
+                pending == "scaled",
+                state,
+                written,
                 optimizers[0] if len(optimizers) == 1 else "",
-            )  # fmt: skip
+            )
 
     def direct_step(self, node: ast.Call, optimizer: Optimizer, state: State, frame: str) -> None:
         written = dotted(node.func.value) if isinstance(node.func, ast.Attribute) else ""
@@ -411,8 +415,12 @@ def _only_measures(node: ast.Call) -> bool:
     limit = argument(node, 1, "max_norm") or keyword(node, "clip_value")
     value = number(limit)
     return (value is not None and value >= 1e6) or dotted(limit) in (
-        "math.inf", "torch.inf", "np.inf", "numpy.inf", "inf",
-    )  # fmt: skip
+        "math.inf",
+        "torch.inf",
+        "np.inf",
+        "numpy.inf",
+        "inf",
+    )
 
 
 def _scaler_of(node: ast.Call) -> str:

@@ -107,11 +107,15 @@ def to_sarif(report: DiagnosisResult) -> str:
     names = sorted({finding.cause for finding, _ in found})
     rules = [
         sarif.Rule(
-            CAUSES[name].code, name, CAUSES[name].title, CAUSES[name].definition,
-            f"ampscope explain {CAUSES[name].code}", "error",
+            CAUSES[name].code,
+            name,
+            CAUSES[name].title,
+            CAUSES[name].definition,
+            f"ampscope explain {CAUSES[name].code}",
+            "error",
         )
         for name in names
-    ]  # fmt: skip
+    ]
     results = [_sarif_result(finding, level, report) for finding, level in found]
     notes = [report.undecided] if report.undecided else []
     return json.dumps(sarif.log(rules, results, notes), indent=2)
@@ -126,9 +130,12 @@ def _sarif_result(finding: Finding, level: str, report: DiagnosisResult) -> sari
     if shown.startswith(".."):
         shown = str(path)
     return sarif.SarifResult(
-        CAUSES[finding.cause].code, level, finding.verdict.reason, shown,
+        CAUSES[finding.cause].code,
+        level,
+        finding.verdict.reason,
+        shown,
         int(number) if number.isdecimal() else 0,
-    )  # fmt: skip
+    )
 
 
 def _lead(report: DiagnosisResult) -> dict[str, Any] | None:

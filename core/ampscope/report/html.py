@@ -269,8 +269,11 @@ def _plot(lines: doc.Lines) -> tuple[list[Row], Axis, Axis] | None:
 
 def _rows(series: doc.Series) -> Iterator[Row]:
     points, name = series.points, doc.line(series.name, NAME_LENGTH)
-    kinds = (("NaN", points.nan_steps, "h0"), ("+Inf", points.pos_inf_steps, "v-9"),
-             ("−Inf", points.neg_inf_steps, "v9"))  # fmt: skip
+    kinds = (
+        ("NaN", points.nan_steps, "h0"),
+        ("+Inf", points.pos_inf_steps, "v-9"),
+        ("−Inf", points.neg_inf_steps, "v9"),
+    )
     for kind, steps, sign in kinds:
         if steps:
             yield Row(f"{name}: {kind}", steps, sign, True)
@@ -565,9 +568,11 @@ def _zone(zone: str, first: int, end: int, x: Axis) -> Iterator[Markup]:
 def _limits(fmt: NumberFormat, x: Axis) -> Iterator[Markup]:
     largest = f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.1e}"
     subnormal, normal = fmt.min_subnormal_exponent, fmt.min_normal_exponent
-    found = ((subnormal, "end", f"min subnormal {raised(subnormal)} "),
-             (normal, "start", f" min normal {raised(normal)}"),
-             (math.log2(fmt.max), "start", f" max {largest}"))  # fmt: skip
+    found = (
+        (subnormal, "end", f"min subnormal {raised(subnormal)} "),
+        (normal, "start", f" min normal {raised(normal)}"),
+        (math.log2(fmt.max), "start", f" max {largest}"),
+    )
     for value, anchor, words in found:
         at = x.place(value)
         yield element("line", x1=at, x2=at, y1=BARS_TOP - 6, y2=BARS_BOTTOM, class_="limit")

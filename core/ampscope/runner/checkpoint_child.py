@@ -64,11 +64,13 @@ class Walk:
                 continue
             betas, epsilon = group.get("betas"), group.get("eps")
             is_pair = isinstance(betas, list | tuple) and len(betas) == 2
-            self.groups.append({
-                "states": [f"{prefix}{number}." for number in group.get("params", ())],
-                "betas": [float(b) for b in betas] if is_pair else None,  # type: ignore[union-attr]  # a pair
-                "eps": float(epsilon) if isinstance(epsilon, int | float) else None,
-            })  # fmt: skip
+            self.groups.append(
+                {
+                    "states": [f"{prefix}{number}." for number in group.get("params", ())],
+                    "betas": [float(b) for b in betas] if is_pair else None,  # type: ignore[union-attr]  # a pair
+                    "eps": float(epsilon) if isinstance(epsilon, int | float) else None,
+                }
+            )
 
     def _tensor(self, tensor: Tensor, name: str, kind: str) -> None:
         tensor = tensor.detach()

@@ -290,9 +290,12 @@ def _own_namespace() -> bool:
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.mount(
-        os.fsencode(source), os.fsencode(target), kind.encode() or None,
-        ctypes.c_ulong(flags), os.fsencode(options) or None,
-    )  # fmt: skip
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        os.fsencode(options) or None,
+    )
     if done:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
@@ -435,8 +438,12 @@ class Mirror:
             return original(*moved, *args[paths:], **kwargs)
 
         setattr(owner, name, wrapper)
-        for known in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks,
-                      os.supports_effective_ids):  # fmt: skip
+        for known in (
+            os.supports_fd,
+            os.supports_dir_fd,
+            os.supports_follow_symlinks,
+            os.supports_effective_ids,
+        ):
             if original in known:
                 known.add(wrapper)
 
@@ -698,7 +705,8 @@ def _exempt() -> list[str]:
     temporary = tempfile.gettempdir()
     with contextlib.suppress(OSError):
         found += [
-            f"{temporary}/{name}" for name in os.listdir(temporary)
+            f"{temporary}/{name}"
+            for name in os.listdir(temporary)
             if name.startswith(("torchinductor_", "pymp-"))
-        ]  # fmt: skip
+        ]
     return [os.path.realpath(path) for path in found]

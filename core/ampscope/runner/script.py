@@ -134,9 +134,11 @@ class _Run:
             self.recorder.has_taps = TAPS in Control(spec.control).names
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(
-            self.recorder.lines, policy == "rehearsal", self.recorder.requests,
+            self.recorder.lines,
+            policy == "rehearsal",
+            self.recorder.requests,
             stands_in=not self.compiles,
-        )  # fmt: skip
+        )
         self.device: StandInDevice | None = None
         self.started = time.monotonic()
         self.stage = Stage()

@@ -251,8 +251,10 @@ def replay(
         looked_at = update.places[-1:] if policy.last_decides else update.places
         found_inf = any(made[place].skipped for place in looked_at)
         states[update.scaler] = policy.step(state, found_inf, used)
-    steps = [made.get(n) or Replayed(g.step, 1.0, False, Fate.FINITE, False)
-             for n, g in enumerate(gradients)]  # fmt: skip
+    steps = [
+        made.get(n) or Replayed(g.step, 1.0, False, Fate.FINITE, False)
+        for n, g in enumerate(gradients)
+    ]
     return Replay(policy.name, used, tuple(steps))
 
 

@@ -170,10 +170,14 @@ def _judged(
     bad_outputs = [tensor for tensor in outputs if not _finite(tensor)]
     bad = [*bad_outputs, *(gradient for gradient in gradients if not _finite(gradient))]
     if not bad_outputs and not all(map(_finite, forward.gradients.values())):
-        return "output gradient", None, (
-            "The gradient at the model's output was not finite already, while the output was: "
-            "look at the loss, and at the loss scale that multiplies it."
-        )  # fmt: skip
+        return (
+            "output gradient",
+            None,
+            (
+                "The gradient at the model's output was not finite already, while the output was: "
+                "look at the loss, and at the loss scale that multiplies it."
+            ),
+        )
     found = {record.id: record for record in watch.records() if record.kind == "nonfinite"}
     taints = (watch.taint_of(tensor) for tensor in bad)
     roots = [found[taint] for taint in taints if taint is not None and taint in found]

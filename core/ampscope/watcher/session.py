@@ -139,8 +139,12 @@ class Session(TrainingListener):
     def attach(self, step: int) -> None:
         """All instruments on; the next step is number ``step``."""
         for instrument in (
-            self._histograms, self._flight, self.bad.sentinel, self._events, self._clips
-        ):  # fmt: skip
+            self._histograms,
+            self._flight,
+            self.bad.sentinel,
+            self._events,
+            self._clips,
+        ):
             if instrument is not None:
                 self._stack.enter_context(instrument)
         self._begin(step)

@@ -295,9 +295,13 @@ class Called:
         descend: list[Any] = []  # held, so that no other tensor gets their ids
 
         def look(
-            op_type: str | bytes, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any],
-            op_name: object = None, graph: object = None,
-        ) -> None:  # fmt: skip
+            op_type: str | bytes,
+            inputs: Sequence[Any],
+            attrs: Any,
+            outputs: Sequence[Any],
+            op_name: object = None,
+            graph: object = None,
+        ) -> None:
             if graph is not None:
                 return
             known = {id(t) for t in descend}

@@ -127,9 +127,13 @@ class StepWatch:
         return result
 
     def _step(
-        self, original: Any, optimizer: Any, gradients: Any, variables: Any,
+        self,
+        original: Any,
+        optimizer: Any,
+        gradients: Any,
+        variables: Any,
         backward: Backward | None,
-    ) -> tuple[Any, bool]:  # fmt: skip
+    ) -> tuple[Any, bool]:
         """(what apply gave, whether ampscope's own scaler left the step out)."""
         if is_inactive(optimizer, self.training.settings):
             step_inactive(optimizer, gradients, variables)

@@ -176,8 +176,9 @@ class _Attention(_Layer):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         """(batch, positions, width) to the same."""
         shape = [x.shape[0], POSITIONS, HEADS, WIDTH // HEADS]
-        q, k, v = (part(x).reshape(shape).transpose([0, 2, 1, 3]) for part in
-                   (self.q, self.k, self.v))  # fmt: skip
+        q, k, v = (
+            part(x).reshape(shape).transpose([0, 2, 1, 3]) for part in (self.q, self.k, self.v)
+        )
         scores = paddle.matmul(q, k, transpose_y=True) * (WIDTH // HEADS) ** -0.5
         mixed = paddle.matmul(_F.softmax(scores, axis=-1), v)
         return self.proj(mixed.transpose([0, 2, 1, 3]).reshape([x.shape[0], POSITIONS, WIDTH]))
@@ -233,6 +234,9 @@ def _lenet() -> Any:
 
 def _mlp() -> Any:
     return _Parts(
-        fc1=_nn.Linear(64, 128), relu1=_nn.ReLU(), fc2=_nn.Linear(128, 64), relu2=_nn.ReLU(),
+        fc1=_nn.Linear(64, 128),
+        relu1=_nn.ReLU(),
+        fc2=_nn.Linear(128, 64),
+        relu2=_nn.ReLU(),
         fc3=_nn.Linear(64, 10),
-    )  # fmt: skip
+    )

@@ -283,18 +283,22 @@ def _record(path: str, layer: Any) -> ModuleRecord:
 _nn = paddle.nn
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("linear", ("Linear",)),
-    ("convolution", ("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose",
-                     "Conv3DTranspose")),
+    (
+        "convolution",
+        ("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"),
+    ),
     ("embedding", ("Embedding",)),
     ("native_layer_norm", ("LayerNorm",)),
-    ("native_batch_norm", ("BatchNorm", "BatchNorm1D", "BatchNorm2D", "BatchNorm3D",
-                           "SyncBatchNorm")),
+    (
+        "native_batch_norm",
+        ("BatchNorm", "BatchNorm1D", "BatchNorm2D", "BatchNorm3D", "SyncBatchNorm"),
+    ),
     ("native_group_norm", ("GroupNorm",)),
     ("softmax", ("Softmax",)),
     ("log_softmax", ("LogSoftmax",)),
     ("cross_entropy_loss", ("CrossEntropyLoss",)),
     ("mse_loss", ("MSELoss",)),
-)  # fmt: skip
+)
 _OPS = {getattr(_nn, name): op for op, names in _KINDS for name in names if hasattr(_nn, name)}
 
 
