@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ import ampscope
 from ampscope.capture.failures import Failures
 from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.optimizer_facts import nonfinite_count, scan
 from ampscope.capture.script.optimizer_steps import WeightMotion, gradient_facts
@@ -37,7 +40,8 @@ from ampscope.capture.tensors import (
     unreadable,
 )
 from ampscope.capture.weights import count_updates, gradient_norm
-from ampscope.records import Role
+from ampscope.records import Cadence, Role
+from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.watcher.capsule import CapsuleLimits, collected, packed
 from ampscope.watcher.numbers import checked, read_numbers
 from tests.helpers.watched import recorded
@@ -418,3 +422,119 @@ def test_a_look_makes_no_node_of_autograd() -> None:
     assert all_finite(weight)
     assert all_finite(weight * 2)
     assert _get_sequence_nr() - before == 1  # of the product
+
+
+class Around(nn.Module):
+    """Hands a tensor of any kind through a module, and holds it as a buffer."""
+
+    def __init__(self, held: Tensor) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.register_buffer("held", held)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"out": [self.inner(x)], "held": self.held}
+
+
+USES: dict[str, Callable[[Tensor], object]] = {
+    "module": lambda t: Around(t)(t)["out"],
+    "layer": lambda t: nn.Linear(4, 4)(t),
+    "double": lambda t: t * 2,
+    "add": lambda t: t + t,
+    "half": lambda t: t.half(),
+    "float": lambda t: t.to(torch.float32),
+    "sum": lambda t: t.sum(),
+    "norm": torch.linalg.vector_norm,
+    "divide": lambda t: 1.0 / t,
+    "exp_in_half": lambda t: t.to(torch.bfloat16).exp(),
+    "write": lambda t: t.detach().mul_(1.0),
+    "fill": lambda t: t.detach().masked_fill_(t.detach() > 0, 1.0),
+    "copy": lambda t: torch.zeros(2, 2).copy_(t),
+    "clone": lambda t: t.clone(),
+    "where": lambda t: torch.where(t > 0, t, 0.0),
+    "matmul": lambda t: t @ t,
+    "cat": lambda t: torch.cat([t, t]),
+    "stack": lambda t: torch.stack([t, t]),
+    "foreach": lambda t: torch._foreach_mul([t, t], 2.0),
+    "item": lambda t: t.sum().item(),
+    "isfinite": lambda t: torch.isfinite(t).all(),
+    "clip": lambda t: torch.nn.utils.clip_grad_norm_([_with_gradient(t)], 1.0),
+    "optimizer": lambda t: torch.optim.SGD([_with_gradient(t)], lr=0.1).step(),
+    "adam": lambda t: torch.optim.AdamW([_with_gradient(t)], foreach=True).step(),
+    "scaler": lambda t: _scaled_step(_with_gradient(t)),
+    "backward": lambda t: (t.detach().requires_grad_() * 2.0).sum().backward(),
+}
+
+
+def _with_gradient(tensor: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(tensor.detach())
+    parameter.grad = tensor.detach().clone()
+    return parameter
+
+
+def _scaled_step(parameter: nn.Parameter) -> float:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale()
+
+
+def told(use: Callable[[Tensor], object], make: Callable[[], Tensor]) -> str:
+    """What became of it: the kind of the result, or torch's own error."""
+    torch.manual_seed(0)
+    try:
+        result = use(make())
+    except Exception as error:
+        return re.sub(r"\bj\d+", "j", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    found = torch.utils._pytree.tree_leaves(result)
+    words = " ".join(
+        f"{type(r).__name__} {r.dtype} {_shape(r)}" if isinstance(r, Tensor) else repr(r)
+        for r in found
+    )
+    return re.sub(r"\bj\d+", "j", words)  # each jagged dimension has a number of its own
+
+
+def _shape(tensor: Tensor) -> object:
+    has_none = isinstance(tensor, nn.parameter.UninitializedParameter) or (
+        tensor.is_nested and tensor.layout is torch.strided
+    )
+    return "no shape" if has_none else tuple(tensor.shape)
+
+
+@contextlib.contextmanager
+def of_a_script(op_step: int | None) -> Iterator[None]:
+    recorder = ScriptRecorder("", Cadence(), lambda count: None, op_step=op_step)
+    with recorder.watching():
+        yield
+
+
+@contextlib.contextmanager
+def of_a_probe() -> Iterator[None]:
+    trace = OpTrace(ModelMap(nn.Identity()))
+    with trace:
+        yield
+    trace.take()
+
+
+# torch itself reads through a null pointer there.
+NO_MEMORY = {"freed", "shrunk", "around freed", "detached with dispatch off"}
+LIVE: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "script": lambda: of_a_script(None),
+    "digests": lambda: of_a_script(0),
+    "trace": of_a_probe,
+}
+
+
+@pytest.mark.parametrize("name", [n for n in (*CLOSED, *OPEN) if n not in NO_MEMORY])
+@pytest.mark.parametrize("instrument", LIVE)
+def test_a_script_gets_from_torch_what_it_gets_unwatched(instrument: str, name: str) -> None:
+    """Any op on any kind of tensor: the same kind of result, or the same error."""
+    make = (CLOSED.get(name) or OPEN[name])[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = {use: told(call, make) for use, call in USES.items()}
+        with LIVE[instrument]():
+            watched = {use: told(call, make) for use, call in USES.items()}
+    assert watched == alone

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ampscope.numerics.formats import dtype_name
 from ampscope.records import ModuleRecord
@@ -74,7 +75,7 @@ class ModuleIndex:
                     path=_joined(prefix, path),
                     type=type(module).__name__,
                     weight_dtypes="+".join(sorted({dtype_name(p.dtype) for p in own})),
-                    parameter_count=sum(p.numel() for p in own),
+                    parameter_count=sum(p.numel() for p in own if not is_lazy(p)),
                     is_leaf=not any(True for _ in module.children()),
                     shared_with=shared,
                 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
 from ampscope.capture.script import line_uses
@@ -552,12 +553,12 @@ class ScriptScans:
                 kind = "parameter" if id(parameter) in trained else "frozen"
                 self._add("end", kind, name, parameter, first if same else None)
             for name, buffer in model.named_buffers():
-                if buffer.is_floating_point() and buffer.numel() and holds_numbers(buffer):
+                if buffer.is_floating_point() and holds_numbers(buffer) and buffer.numel():
                     self._add("end", "buffer", name, buffer)
 
     def _see_model(self, root: nn.Module) -> None:
         root = unwrapped(root)
-        if id(root) in self._first_sight or any(p.is_meta for p in root.parameters()):
+        if id(root) in self._first_sight or any(p.is_meta or is_lazy(p) for p in root.parameters()):
             return  # where nothing is in memory there is nothing to see yet
         kept: dict[str, Tensor] = {}
         if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:

@@ -252,7 +252,8 @@ class CallLog(StepListener):
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         scaled = self._steps.carried.carries(tensors, self._steps.optimizers)
         norm = self._calls.inside(original, tensors, *args, **kwargs)
-        value = float(norm) if isinstance(norm, Tensor) else None
+        read = readable(norm) if isinstance(norm, Tensor) else None
+        value = None if read is None else float(read)
         limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
         limit = next((x for x in limits if x is not None), 0.0)
         self._calls.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")

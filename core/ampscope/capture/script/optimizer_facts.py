@@ -188,7 +188,7 @@ def scan_model(moment: str, model: nn.Module, trained: set[int], step: int) -> l
     found += [
         scan(moment, "buffer", name, b, step)
         for name, b in model.named_buffers()
-        if b.is_floating_point() and b.numel() and holds_numbers(b)
+        if b.is_floating_point() and holds_numbers(b) and b.numel()
     ]
     return found
 

@@ -482,7 +482,8 @@ def _along(parameter: Tensor, now: Tensor, before: Tensor) -> float:
     gradient = parameter.grad
     if gradient is None or unreadable(gradient):
         return 0.0
-    values = readable(gradient if gradient.layout is torch.strided else gradient.to_dense())
+    is_sparse = gradient.layout is not torch.strided and not gradient.is_nested
+    values = readable(gradient.to_dense() if is_sparse else gradient)
     if values is None or values.shape != now.shape:
         return 0.0
     return float(((now.double() - before.double()) * values.double()).sum())

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -236,7 +237,10 @@ class ScriptModels:
         return new
 
     def _add(self, root: nn.Module) -> None:
-        """Number what is new below ``root``: a model may get further modules later on."""
+        """Number what is new below ``root``: a model may get further modules later on. One with
+        lazy modules waits until its first forward has given them shapes."""
+        if any(map(is_lazy, root.parameters())):
+            return
         names = ModelMap(root)
         known = {record.path for record in self._records}
         prefix = "" if "" not in known else type(root).__name__
