@@ -299,3 +299,45 @@ def test_zeros_that_a_clip_by_an_infinite_norm_made_are_no_underflow() -> None:
     own = two_optimizers(4, grad_zero=1000, grad_norm=0.0, unclipped_norm=INF, moved_share=0.0)
     made = evidence(run(own), fp32_run(two_optimizers(skipped=0)))
     assert status("gradient_underflow", made) is Status.PASSED
+
+
+def fine_tuned(kept: float, losses: tuple[float, ...] | None = None) -> Evidence:
+    """30 steps of pre-training in fp32, then the weights are cast to bf16 and another optimizer
+    trains them, whose updates keep a share of fp32's descent. The way over the whole run is that
+    of the pre-training."""
+    own_losses = tuple(FALLING) if losses is None else losses
+
+    def phases(later: tuple[float, ...], share: float, **facts: Any) -> list[OptimizerStep]:
+        before = steps(FALLING, **WITHOUT_SCALER)
+        after = steps(later, moved_share=share, expected_change=-0.01 * share, **facts)
+        return before + [
+            replace(a, step=a.step + len(before), optimizer="optimizer1", scaler="", scale=1.0)
+            for a in after
+        ]
+
+    half = {"weight_dtypes": "bf16", "grad_dtypes": "bf16", "state_dtypes": "bf16"}
+    places = tuple(0.1 * n for n in range(1, 65))
+    start = scan("start", "frozen", "w")
+    end = scan("end", "parameter", "w", displacement=places)
+    return evidence(
+        run(phases(own_losses, kept, **half), start, replace(end, dtype="bf16"), uses_autocast=""),
+        fp32_run(phases(tuple(FALLING), 1.0), start, end),
+    )
+
+
+def test_what_a_fine_tuning_in_half_loses_is_not_hidden_by_the_training_before() -> None:
+    stuck = tuple(FALLING[0] - 0.001 * n for n in range(STEPS))
+    made = fine_tuned(0.1, stuck)
+    assert Symptom.BEHIND in made.symptoms
+    said = answers(made)["small_update_lost"]
+    assert said.status is Status.FOUND
+    assert "bf16" in said.reason
+    assert {e.name: e.value for e in said.evidence}["way over the run, of fp32's"] == (
+        pytest.approx(0.1)
+    )
+
+
+def test_a_fine_tuning_in_half_whose_steps_come_as_far_is_healthy() -> None:
+    made = fine_tuned(0.95)
+    assert not made.symptoms
+    assert answers(made)["small_update_lost"].status is Status.PASSED

@@ -40,6 +40,23 @@ class RunView:
         self.outcome = outcomes[-1] if outcomes else obs.Outcome(ended="killed")
 
     @cached_property
+    def last_phase(self) -> RunView:
+        """What the run did since another optimizer took over for good, as fine-tuning follows
+        pre-training: its calls, steps and scans. The run itself where none did."""
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for record in self.steps:
+            first.setdefault(record.optimizer, record.step)
+            last[record.optimizer] = record.step
+        newest = max(first, key=first.__getitem__, default="")
+        begins = first.get(newest, 0)
+        if len(first) < 2 or any(last[name] >= begins for name in first if name != newest):
+            return self
+        steps = [a for a in self.steps if a.step >= begins]
+        calls = [c for c in self.calls if c.step >= begins]
+        return RunView(self.control, self.run_id, [*calls, *steps, *self.scans, self.outcome])
+
+    @cached_property
     def losses(self) -> list[float]:
         """Loss of every backward that the script ran at top level, unscaled."""
         return [c.value for c in self.calls if c.name == "backward" and c.value is not None]
@@ -262,8 +279,8 @@ def half_weights(run: RunView) -> str:
     """Dtypes of the weights that the run's taken steps update, when half precision is among them
     and a gradient arrived; else ""."""
     taken = [a for a in run.steps if not a.skipped]
-    is_half = any("fp16" in a.weight_dtypes or "bf16" in a.weight_dtypes for a in taken)
-    return taken[0].weight_dtypes if is_half and any(a.grad_norm for a in taken) else ""
+    half = [a for a in taken if "fp16" in a.weight_dtypes or "bf16" in a.weight_dtypes]
+    return half[0].weight_dtypes if half and any(a.grad_norm for a in half) else ""
 
 
 def rounded_weights(run: RunView) -> str:
@@ -276,6 +293,33 @@ def rounded_weights(run: RunView) -> str:
 
 NEARLY_ALL = 0.9  # before the first step no weight needs to be rounded
 KEPT = 0.5  # of the way that fp32's weights went
+
+
+def kept_descent(run: RunView, fp32: RunView, optimizer: str) -> float | None:
+    """How far one optimizer's steps led down their gradients, as a share of what they did in fp32:
+    sums of gradient times update over the steps that both runs took. None where a run recorded
+    none, or fp32's steps lead up. Where the loss stays higher than in fp32 the gradients stay
+    larger, so the share is rather too large."""
+    taken = [
+        {
+            a.step: a.expected_change
+            for a in view.steps
+            if a.optimizer == optimizer and not a.skipped
+        }
+        for view in (run, fp32)
+    ]
+    pairs = [(own, taken[1].get(step)) for step, own in taken[0].items()]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    own, full = (math.fsum(part) for part in zip(*known, strict=True)) if known else (0.0, 0.0)
+    return own / full if full < 0 and math.isfinite(own) else None
+
+
+def was_cast(run: RunView) -> bool:
+    """Whether weights became half after the run had begun: their way over the run is then mostly
+    that of the steps before."""
+    first = {s.name: s.dtype for s in run.scans if s.moment == "start"}
+    ends = ((s, first.get(s.name, s.dtype)) for s in run.scans_of("end", "parameter"))
+    return any(s.dtype in ("fp16", "bf16") and before == "fp32" for s, before in ends)
 
 
 def kept_motion(run: RunView, fp32: RunView, kind: str = "parameter") -> float | None:

@@ -13,6 +13,7 @@ from ampscope.analysis.control_losses import difference, divergence
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
 MAX_SEARCH_SKIPS = 20
+MIN_PHASE = 20  # steps after another optimizer took over, to judge them by themselves
 MIN_AFTER_SEARCH = 3  # taken steps that must follow a search before it counts as ended
 LATE_SKIP_SHARE = 0.1  # torch's growth interval of 2000 gives one skip in 2000 steps
 LEARNS_SHARE = 0.03  # fp32 must have lowered its loss by this share for a comparison to mean much
@@ -224,11 +225,27 @@ def progress(run: run_view.RunView, count: int | None = None) -> float | None:
 
 
 def is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
-    """fp32 learned clearly and this run learned less than half as much, in as many steps.
+    """fp32 learned clearly and this run learned less than half as much, in as many steps; over the
+    whole run, or since another optimizer took over.
 
     One of the two may have met its time limit earlier, so only what both did is compared. Batches
     whose loss is many times as large in fp32 too, because the script weights them, do not count.
     """
+    return _is_behind(run, fp32) or any(_is_behind(*last) for last in _last_phase(run, fp32))
+
+
+def _last_phase(
+    run: run_view.RunView, fp32: run_view.RunView
+) -> list[tuple[run_view.RunView, run_view.RunView]]:
+    """Both runs since another optimizer took over at the same step; none where none did, or where
+    too little followed."""
+    own, other = run.last_phase, fp32.last_phase
+    if own is run or other is fp32 or own.steps[0].step != other.steps[0].step:
+        return []
+    return [(own, other)] if min(len(own.steps), len(other.steps)) >= MIN_PHASE else []
+
+
+def _is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     if not count or fp32.head_loss is None:
         return False
@@ -354,7 +371,14 @@ def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientErr
 
 
 def learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
-    """fp32 made progress within the steps that both made, and this run clearly less."""
+    """fp32 made progress within the steps that both made, and this run clearly less; over the whole
+    run, or since another optimizer took over."""
+    return _learns_slower(run, fp32) or any(
+        _learns_slower(*last) for last in _last_phase(run, fp32)
+    )
+
+
+def _learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     own, reference = progress(run, count), progress(fp32, count)
     return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
@@ -367,7 +391,11 @@ SURE = 2.0  # standard errors
 def lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     """Whether the loss is behind fp32's batch by batch, by a tenth of what fp32 has learned and
     beyond chance. The same batches scatter alike in both runs, so their difference tells more than
-    either course does."""
+    either course does. Over the whole run, or since another optimizer took over."""
+    return _lags(run, fp32) or any(_lags(*last) for last in _last_phase(run, fp32))
+
+
+def _lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     reference = progress(fp32, count)
     last = slice(count - int(count * run_view.TAIL_SHARE), count)

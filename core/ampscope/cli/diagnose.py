@@ -200,6 +200,8 @@ def diagnose(
             raise BadInput("Name the script to diagnose, or a step with --capsule.")
         if trust and capsule is None:
             raise BadInput("--trust goes with --capsule. A script is run unchanged.")
+        if again and args:
+            raise BadInput(f"--again takes a run alone: put {shlex.join(args)} before it.")
         if again:
             report = _judged_again(script, store)
         else:

@@ -31,11 +31,13 @@ from ampscope.analysis.run_view import (
     RunView,
     averages_keep_up,
     half_weights,
+    kept_descent,
     kept_motion,
     least_moved,
     rounded_weights,
     slow_average,
     stagnated_average,
+    was_cast,
 )
 from ampscope.analysis.symptoms import lags, learns_slower
 from ampscope.observations import STAGNATED_SHARE
@@ -61,7 +63,10 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     rounded = "" if dtype else rounded_weights(run)
     if not (dtype or rounded) or moved is None or moved.own >= STILL * moved.reference:
         return None
-    kept = kept_motion(run, fp32)
+    if was_cast(run):
+        kept = kept_descent(run, fp32, moved.optimizer)
+    else:
+        kept = kept_motion(run, fp32)
     # Few may move in one step and come as far over many; short of that, learning tells.
     if kept is not None and kept >= KEEPS_UP:
         return None
