@@ -63,10 +63,7 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     rounded = "" if dtype else rounded_weights(run)
     if not (dtype or rounded) or moved is None or moved.own >= STILL * moved.reference:
         return None
-    if was_cast(run):
-        kept = kept_descent(run, fp32, moved.optimizer)
-    else:
-        kept = kept_motion(run, fp32)
+    kept = kept_descent(run, fp32, moved.optimizer) if was_cast(run) else kept_motion(run, fp32)
     # Few may move in one step and come as far over many; short of that, learning tells.
     if kept is not None and kept >= KEEPS_UP:
         return None
