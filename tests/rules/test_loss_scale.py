@@ -9,7 +9,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.skips import scale_set_at
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import Call
+from ampscope.observations import READ_GRADIENT, Call
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     DIRECT_STEP,
@@ -120,6 +120,38 @@ def test_a_factor_that_nothing_divides_by_is_a_part_of_the_loss(
     assert [f.cause for f in found] == [cause]
     if cause == "loss_magnitude_overflow":
         assert "nothing divides the gradients by it" in found[0].verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("floor", "in_fp32", "found"),
+    [
+        (2.0**18, 2.0**21, ["loss_scale_too_high"]),  # 2^21 at a factor of 2^20 is 2 at one of 1
+        (2.0**18, 2.0**40, []),  # too large at a factor of 1, too
+        (1.0, 2.0**21, []),  # it falls as far as it can
+    ],
+)
+def test_a_factor_by_hand_that_falls_no_further(
+    floor: float, in_fp32: float, found: list[str]
+) -> None:
+    """A manager of the script's own halves its factor down to ``floor``, and drops every batch."""
+    factors = [max(2.0 ** (20 - n), floor) for n in range(STEPS)]
+    calls = [
+        replace(PLAIN_BACKWARD, seq=n, value=1.5, note=f"mul {factor:g}", line="train.py:14")
+        for n, factor in enumerate(factors)
+    ]
+    drops = [
+        replace(
+            PLAIN_BACKWARD, seq=STEPS + n, name="read", subject=READ_GRADIENT, value=None, note="0"
+        )
+        for n in range(STEPS)
+    ]
+    overflow = replace(STEEP, fp32_max=in_fp32, count=STEPS)
+    made = evidence(run([], overflow, calls=[*calls, *drops]))
+    assert [f.cause for f in diagnose(made).findings] == found
+    if found:
+        said = diagnose(made).findings[0].verdict
+        assert said.line == "train.py:14"
+        assert "stays at 262,144" in said.reason
 
 
 def test_a_weight_of_a_loss_is_no_static_scale() -> None:

@@ -210,6 +210,7 @@ class ScaleFacts:
     late: int  # skips after that to which the scale had grown, or at which it stays the same
     total: int
     bearable: float | None
+    refused: int = 0  # batches that the script left out although its factor did not fall
 
     @property
     def starts_too_high(self) -> bool:
@@ -222,6 +223,12 @@ class ScaleFacts:
         """After the search the scale grows back into overflow again and again."""
         share = self.late / max(self.total - self.leading, 1)
         return self.late >= MIN_LATE_SKIPS and share > GROWS_TOO_FAST
+
+    @property
+    def cannot_fall(self) -> bool:
+        """Batches are lost again and again to a factor of the script's own that stays as it is."""
+        often = self.refused > GROWS_TOO_FAST * self.total
+        return self.refused >= MIN_LATE_SKIPS and often and self.last > 1
 
 
 def scale_facts(run: RunView) -> ScaleFacts | None:
@@ -308,7 +315,23 @@ def hand_scale_facts(run: RunView) -> ScaleFacts | None:
         late=sum(n >= leading for n in falls),
         total=len(own),
         bearable=max(taken) if taken else None,
+        refused=max(len(run.guarded_gradients) - len(falls), 0),
     )
+
+
+def bears_less(evidence: Evidence, factor: float) -> bool:
+    """Whether the gradient that overflows first is within half precision once the ``factor`` at
+    which it was seen is taken off it."""
+    root = evidence.root
+    if root is None or root.op.phase != "backward" or not root.op.fp32_finite:
+        return False
+    return root.op.fp32_max is not None and root.op.fp32_max / factor < FP16.max
+
+
+def hand_scaled_at(run: RunView) -> str:
+    """The line whose backward is of a loss that the script scales by hand; "" without one."""
+    found = (c for c in run.calls if c.name == "backward" and (_hand_factor(c) or 0) > 1)
+    return next((c.line for c in found if c.line), "")
 
 
 def _hand_factor(call: Call) -> float | None:

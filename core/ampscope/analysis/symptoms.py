@@ -347,6 +347,9 @@ def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientErr
     if difference(run, fp32) or not (run.steps and fp32.steps):
         return None
     own, other = run.steps[0], fp32.steps[0]
+    before = [sum(c.name == "backward" and not c.step for c in r.calls) for r in (run, fp32)]
+    if before[0] != before[1]:
+        return None  # batches were left out before it
     if own.grad_nonfinite or other.grad_nonfinite or own.loss is None or other.loss is None:
         return None
     if not abs(own.loss - other.loss) <= SAME_LOSS * abs(other.loss):

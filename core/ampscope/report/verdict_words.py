@@ -237,9 +237,8 @@ def missing(report: DiagnosisResult) -> str:
     """What follows the reason of an undetermined verdict: that fp32 fails too, and what the rules
     say that they would have needed."""
     fp32 = report.control_symptoms.get("fp32", ())
-    control = (
-        f" The fp32 control{'' if OUT_OF_MEMORY in fp32 else ' fails too'}: {'; '.join(fp32)}."
-    )
+    too = "" if OUT_OF_MEMORY in fp32 else " fails too"
+    control = f" The fp32 control{too}: {'; '.join(fp32)}." if fp32 else ""
     open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
     needed = f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
     return control + needed

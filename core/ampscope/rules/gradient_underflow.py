@@ -52,10 +52,12 @@ def check(evidence: Evidence) -> Verdict:
             "that switched otherwise, and no loss scale changes them."
         )
     lost = evidence.lost_share
-    if fp32 is None or lost is None:
+    if fp32 is None:
         return inconclusive(
             "Only the fp32 control distinguishes a lost gradient from a structural zero."
         )
+    if lost is None:
+        return inconclusive("No step's gradients could be compared with the fp32 control's.")
     worst = max(lost, late_zero_share(run) - late_zero_share(fp32))
     dead = dead_parameters(run, fp32)
     harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (

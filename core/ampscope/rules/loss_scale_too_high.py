@@ -2,7 +2,8 @@
 
 What it detects
     Skipped steps with a finite loss that end, or would end, at a lower scale that is still 1 or
-    more: an initial value far above the usual, a static scale, or growth every few steps.
+    more: an initial value far above the usual, a static scale, growth every few steps, or a factor
+    of the script's own that falls no further.
 
 Why it matters
     Every skipped step is a lost step; a static scale that overflows loses them all.
@@ -22,9 +23,11 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.skips import (
     MANY_SKIPS,
     ScaleFacts,
+    bears_less,
     bears_one,
     fails_forward,
     hand_scale_facts,
+    hand_scaled_at,
     part_of_the_loss,
     scale_facts,
     scale_set_at,
@@ -88,6 +91,7 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
     fp32 = None if evidence.fp32 is None else hand_scale_facts(evidence.fp32)
     if fp32 is not None and fp32.skipped:
         return passed("The gradients are not finite in fp32 either; no scale cures that.")
+    lost = facts.skipped
     if facts.starts_too_high:
         words = f"starts at {facts.first:,.6g} and loses {facts.leading} steps to {facts.last:,.6g}"
     elif facts.grows_too_fast:
@@ -95,22 +99,29 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
             f"grows back into overflow again and again: {facts.late} of {facts.total} steps are "
             "lost after the search"
         )
+    elif facts.cannot_fall and bears_less(evidence, facts.first):
+        words = (
+            f"stays at {facts.last:,.6g}, though {facts.refused} of {facts.total} batches are lost "
+            "there to gradients that overflow"
+        )
+        lost = facts.refused
     else:
         return passed("The script scales its loss by hand, and its factor found its place.")
     return Verdict(
         Status.FOUND,
         f"The factor by which the script multiplies its loss {words}.",
         phase="backward",
-        step=0 if facts.starts_too_high else None,
+        step=None if facts.grows_too_fast else 0,
+        line=hand_scaled_at(evidence.baseline),
         evidence=(
-            Measurement("lost steps", facts.skipped, MANY_SKIPS, "as_is"),
+            Measurement("lost steps", lost, MANY_SKIPS, "as_is"),
             Measurement("initial factor", facts.first, USUAL_INIT, "as_is"),
             Measurement("factor at the end", facts.last, None, "as_is"),
         ),
         fix=Fix(
             "change_scale",
-            "Start the factor at 65,536 or below and double it every 2,000 steps, or let "
-            "torch.amp.GradScaler do it.",
+            "Start the factor at 65,536 or below, halve it after every overflow down to 1, and "
+            "double it every 2,000 steps, or let torch.amp.GradScaler do it.",
             "scaler = torch.amp.GradScaler(device)  # in place of the factor and its division\n",
         ),
     )
