@@ -70,6 +70,7 @@ class Call:
     dtype: str = ""
     line: str = ""  # "train.py:41"
     note: str = ""
+    made_at: str = ""  # of a backward: the line that made the loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,18 @@ def test_a_checkpoint_says_whether_it_holds_the_scaler_and_holds_no_marks(
     notes = [c.note for c in seen.log.calls if c.name in ("save", "load")]
     assert notes == ["with scaler state" if keep else "without scaler state"] * 2
     assert not any(hasattr(t, "_ampscope_provenance") for t in loaded["model"].values())
+
+
+def test_a_backward_knows_the_line_that_made_its_loss() -> None:
+    model, grad_scaler = small_net(), scaler()
+    here = Path(__file__).name
+    with watched() as seen:
+        x, y = batch(0)
+        loss = mse_loss(model(x), y)
+        line = sys._getframe().f_lineno - 1
+        grad_scaler.scale(loss).backward()
+        scaled = grad_scaler.scale(mse_loss(model(x), y))
+        scaled.backward()
+        (mse_loss(model(x), y) * 4.0).backward()
+    made_at = [c.made_at for c in seen.log.calls if c.name == "backward"]
+    assert made_at == [f"{here}:{line}", f"{here}:{line + 3}", f"{here}:{line + 5}"]

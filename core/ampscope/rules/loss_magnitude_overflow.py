@@ -65,6 +65,9 @@ def check(evidence: Evidence) -> Verdict:
         if factor is not None:
             words += f"; it is multiplied by {factor:,.6g}, and nothing divides the gradients by it"
     op = root.op if root is not None and root.op.phase == "backward" else None
+    made_at = next((c.made_at for c in run.calls if c.name == "backward" and c.made_at), "")
+    if op is not None and made_at not in ("", op.line):
+        op = None  # the gradient overflows elsewhere
     return Verdict(
         Status.FOUND,
         f"The loss is about {loss:,.6g} and {words}.",
@@ -72,7 +75,7 @@ def check(evidence: Evidence) -> Verdict:
         op=op.op if op else None,
         phase="backward",
         step=run.first_bad_step,
-        line=op.line if op else "",
+        line=made_at or (op.line if op else ""),
         evidence=(
             Measurement("loss in fp32", loss, LARGE, "fp32", 0),
             Measurement("largest gradient in fp32", largest, None, "fp32"),

@@ -219,12 +219,20 @@ class CallLog(StepListener):
             create_graph=create_graph,
             dtype=dtype_name(root.dtype),
             note=note,
+            made_at=self._made_at(root),
         )
         self._watch.reads.backward()
         taint = self._watch.taint_of(root)
         self._steps.before_backward(
             value, dtype_name(root.dtype), taint, scaled=bool(scaler), by_hand=factor != 1.0
         )
+
+    def _made_at(self, loss: Tensor) -> str:
+        """The line that made the loss, before a scaler multiplied it."""
+        node = loss.grad_fn
+        while node is not None and SCALED in _metadata(node):
+            node = node.next_functions[0][0]
+        return "" if node is None else self._watch.made_at(node)
 
     def _hand_scale(self, note: str) -> float:
         """The factor of a loss that is scaled by hand, such as ``loss * 2 ** lg_loss_scale``; 1 of

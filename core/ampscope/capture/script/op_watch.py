@@ -133,6 +133,10 @@ class OpWatch(StepListener):
         """(file, line) of the user's code that the op that runs belongs to; ("", 0) for none."""
         return self._origins.of(torch._C._current_autograd_node()).place
 
+    def made_at(self, node: Any) -> str:
+        """The line ("train.py:41") of the forward op whose autograd node is ``node``."""
+        return self._origins.names(node)[1]
+
     def names(self) -> tuple[str, str]:
         """(dotted module, "train.py:41") that the op that runs belongs to."""
         return self._origins.names(torch._C._current_autograd_node())
