@@ -40,7 +40,7 @@ _CAUSES = (
     Cause("AMP010", "masked_branch_gradient", "The branch that was not taken sent back NaN", "The discarded branch of where or clamp multiplies zero by infinity in the backward pass."),
     Cause("AMP011", "unsafe_op_under_autocast", "An op that autocast forbids", "An op that is banned under autocast, or a custom Function without custom_fwd and custom_bwd."),
     Cause("AMP012", "gradient_underflow", "Gradients underflowed to zero", "Gradients fell below the smallest half-precision number: no scaler, or too small a scale."),
-    Cause("AMP013", "loss_scale_too_high", "The loss scale is too high", "The scale exceeds what the gradients bear: initial value, static scale, floor, or growth too fast."),
+    Cause("AMP013", "loss_scale_too_high", "The loss scale is too high", "Scaled gradients overflow: initial value, static scale, floor, or growth too fast."),
     Cause("AMP014", "loss_magnitude_overflow", "The loss itself is too large", "Loss or gradients are so large that a scale below 1 would be needed."),
     Cause("AMP015", "clip_before_unscale", "Gradients were clipped before unscale_", "The clipping threshold was compared with gradients that still carry the loss scale."),
     Cause("AMP016", "scaler_bypassed", "The scaler was bypassed", "A part of the protocol was left out: a direct optimizer.step, an unscaled loss, a partial unscale_."),

@@ -119,8 +119,8 @@ def _cause(
     born_nan = known.nan > 0 and known.inf == 0
     if step.scale <= UNSCALED:
         return SkipCause.BORN_NAN if born_nan else SkipCause.FAULT
-    borne = [s.scale for s in (*before, *after) if not s.skipped and s.scale is not None]
-    if next_scale is not None and max((*borne, next_scale)) < step.scale:
+    taken = [s.scale for s in (*before, *after) if not s.skipped and s.scale is not None]
+    if next_scale is not None and max((*taken, next_scale)) < step.scale:
         last = before[-1] if before else None
         grew = last is not None and not last.skipped and (last.scale or 0.0) < step.scale
         return SkipCause.GROWTH if grew else SkipCause.CALIBRATION
@@ -200,8 +200,8 @@ GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 
 
 @dataclass(frozen=True, slots=True)
 class ScaleFacts:
-    """Of a run with a scaler. ``bearable`` is the largest scale at which a step was taken; None
-    when no step was taken at all."""
+    """Of a run with a scaler. ``largest_taken`` is the largest scale at which a step was taken;
+    None when no step was taken at all."""
 
     first: float
     last: float
@@ -209,7 +209,7 @@ class ScaleFacts:
     leading: int  # skips before the first step that was taken
     late: int  # skips after that to which the scale had grown, or at which it stays the same
     total: int
-    bearable: float | None
+    largest_taken: float | None
     refused: int = 0  # batches that the script left out although its factor did not fall
 
     @property
@@ -245,14 +245,14 @@ def scale_facts(run: RunView) -> ScaleFacts | None:
         leading=leading,
         late=_late_skips(own[leading:]),
         total=len(own),
-        bearable=max(taken) if taken else None,
+        largest_taken=max(taken) if taken else None,
     )
 
 
 def _late_skips(own: Sequence[OptimizerStep]) -> int:
     """Skips of descents that a growth began, a new scaler's higher scale among them.
 
-    Where the scale has not grown, the steps before have borne it, and lower ones fail no less: it
+    Where the scale has not grown, steps before were taken at it, and lower ones fail no less: it
     is not the scale. A scale that never changes overflows without any growth.
     """
     if len({a.scale for a in own}) == 1:
@@ -314,12 +314,12 @@ def hand_scale_facts(run: RunView) -> ScaleFacts | None:
         leading=leading,
         late=sum(n >= leading for n in falls),
         total=len(own),
-        bearable=max(taken) if taken else None,
+        largest_taken=max(taken) if taken else None,
         refused=max(len(run.guarded_gradients) - len(falls), 0),
     )
 
 
-def bears_less(evidence: Evidence, factor: float) -> bool:
+def fits_unscaled(evidence: Evidence, factor: float) -> bool:
     """Whether the gradient that overflows first is within half precision once the ``factor`` at
     which it was seen is taken off it."""
     root = evidence.root
@@ -421,7 +421,7 @@ def scaled_by_hand(evidence: Evidence) -> float | None:
     return factor if is_product and root.op.total == 1 else None
 
 
-def bears_one(evidence: Evidence) -> bool:
+def steps_at_scale_1(evidence: Evidence) -> bool:
     """With the scale held at 1 the scaler takes steps; False when that control was not run."""
     low = evidence.runs.get(SCALE_1)
     return low is not None and len(low.skips) < len(low.steps) and low.has_scaler

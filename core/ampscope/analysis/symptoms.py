@@ -22,7 +22,7 @@ BEHIND_APART = 0.1  # the same for two runs that do not begin alike: nearly no p
 ENDED_SHARE = 0.5  # of fp32's steps and time; a script that stops early may do so a little earlier
 DROPPED_SHARE, MIN_DROPPED = 0.1, 3  # a rounding may decide about single batches
 NEAR = 3  # taken steps before and after a skip that say how large its gradients were
-AS_BORNE = 2.0  # a scale halves
+AS_TAKEN = 2.0  # a scale halves
 MORE_INF = 2.0  # outputs with infinities, against fp32; which ones those are may vary
 TAIL_SCATTER = 2.0  # standard deviations
 HEAVY = 10.0  # times the median of the losses around it
@@ -181,15 +181,15 @@ def skips_too_often(run: run_view.RunView) -> bool:
 
 def following_skips(run: run_view.RunView) -> set[int]:
     """Skips with which the scale comes down as gradients grow: each at a scale below all earlier
-    ones, and at a product of scale and gradients as large as any that was borne. Gradients that
-    overflow for another reason do so at products that other steps have borne."""
+    ones, and at a product of scale and gradients as large as that of any taken step. Gradients that
+    overflow for another reason do so at products at which other steps were taken."""
     found: set[int] = set()
     for scaler in {a.scaler for a in run.steps if a.scaler}:
         own = [a for a in run.steps if a.scaler == scaler]
         taken = [a for a in own if not a.skipped and not a.grad_nonfinite and a.grad_norm]
         if not taken:
             continue
-        borne = max(a.scale * (a.grad_norm or 0.0) for a in taken)
+        largest = max(a.scale * (a.grad_norm or 0.0) for a in taken)
         lowest = math.inf
         for a in own:
             if not a.skipped:
@@ -198,7 +198,7 @@ def following_skips(run: run_view.RunView) -> set[int]:
             near = before + [t for t in taken if t.step > a.step][:NEAR]
             norm = statistics.median([t.grad_norm or 0.0 for t in near])
             is_finite = a.loss is None or math.isfinite(a.loss)
-            if is_finite and a.scale < lowest and a.scale * norm >= borne / AS_BORNE:
+            if is_finite and a.scale < lowest and a.scale * norm >= largest / AS_TAKEN:
                 found.add(a.step)
             lowest = min(lowest, a.scale)
     return found

@@ -122,7 +122,7 @@ def bin_of(exponent: int) -> int:
 # Which loss scales keep the gradients of every module within a format, read off histograms.
 #
 # Where a frame has gradients in the format itself, those alone count: what autocast leaves in fp32
-# bears any scale that fp16 does. Where it has none, the question is what the format would hold,
+# takes any scale that fp16 does. Where it has none, the question is what the format would hold,
 # and all count. Weight gradients, which autocast computes in fp16 and hands to fp32 weights, limit
 # a scale from above: they sum over a batch, and may be far larger than what flows out of a module.
 
@@ -199,8 +199,8 @@ def _limits(
     low = fmt.zero_below_exponent - first + round(math.log2(frame.scale))
     high = _highest(finite, frame.scale, fmt)
     if weights is not None:
-        borne = _borne_by_weights(weights, fmt)
-        high = np.array([min(h, borne.get(m, h)) for m, h in zip(modules, high, strict=True)])
+        highest = _highest_by_weights(weights, fmt)
+        high = np.array([min(h, highest.get(m, h)) for m, h in zip(modules, high, strict=True)])
     return modules, low, high
 
 
@@ -235,13 +235,13 @@ def _highest(finite: histogram.Raw, scale: float, fmt: NumberFormat) -> NDArray[
     return np.asarray(fmt.max_exponent - 1 - top + round(math.log2(scale)))
 
 
-def _borne_by_weights(weights: Frame, fmt: NumberFormat) -> dict[int, int]:
-    """log2 of the highest scale that each module's weight gradients bear."""
+def _highest_by_weights(weights: Frame, fmt: NumberFormat) -> dict[int, int]:
+    """log2 of the highest scale at which each module's weight gradients stay finite."""
     finite = weights.rows[:, : histogram.ABOVE + 1]
     there = np.flatnonzero(finite.any(axis=1))
     highest = _highest(finite[there], weights.scale, fmt).tolist()
     pairs = zip((weights.modules[i] for i in there), highest, strict=True)
-    borne: dict[int, int] = {}
+    highest: dict[int, int] = {}
     for module, high in pairs:
-        borne[module] = min(high, borne.get(module, high))
-    return borne
+        highest[module] = min(high, highest.get(module, high))
+    return highest

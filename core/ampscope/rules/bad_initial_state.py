@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Verdict:
     reference = {s.name for s in _bad(evidence.fp32)}
     bad = [s for s in _bad(evidence.baseline) if s.name in reference]
     if not evidence.fp32_fails or evidence.fp32.first_bad_step not in (0, None):
-        # A mask of infinities that no optimizer trains means to be one, and fp32 bears it.
+        # A mask of infinities that no optimizer trains means to be one, and fp32 trains with it.
         bad = [s for s in bad if s.kind == "parameter" or s.nan or not s.inf]
     if bad and not evidence.symptoms and not evidence.fp32_symptoms:
         return passed("Such weights were there, and did no harm.")

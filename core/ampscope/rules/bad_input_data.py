@@ -59,7 +59,7 @@ def check(evidence: Evidence) -> Verdict:
             Fix("fix_data", "Repair or drop the bad samples.", PATCH),
         )
     if not evidence.fp32_fails:
-        return passed("fp32 bears every batch: no value that came in did harm.")
+        return passed("fp32 trains on every batch: no input value did harm.")
     bad = evidence.fp32.first_bad_step
     own, reference = _first(evidence.baseline, bad), _first(evidence.fp32, bad)
     if own is None or reference is None:

@@ -36,9 +36,11 @@ def check(evidence: Evidence) -> Verdict:
         return inconclusive("Without the fp32 control the mask may be finite there.")
     reference = fp32.use("fully_masked_row")
     if reference is None or not evidence.fp32_fails:
-        return passed("fp32 has no such row, or bears it.")
+        return passed("fp32 has no such row, or stays finite with it.")
     if fp32.first_bad_step not in (reference.step, None):
-        return passed(f"fp32 bears such a row from step {reference.step}, and fails elsewhere.")
+        return passed(
+            f"fp32 stays finite with such a row from step {reference.step}, and fails elsewhere."
+        )
     return Verdict(
         Status.FOUND,
         f"{use.value or 0:g} of {use.other or 0:g} softmax rows at line {use.line} are minus"

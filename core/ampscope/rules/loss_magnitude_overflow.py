@@ -35,7 +35,7 @@ LARGE = 1e3  # a mean loss of classification or regression is of the order of 1
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found when only a scale below 1 is borne."""
+    """Found when steps are taken at a scale below 1 alone."""
     run, fp32 = evidence.baseline, evidence.fp32
     if fails_forward(evidence):
         return passed("The loss itself is not finite.")
@@ -47,8 +47,8 @@ def check(evidence: Evidence) -> Verdict:
     largest = max((a.grad_max or 0.0 for a in fp32.steps), default=0.0)
     loss = fp32.head_loss or 0.0
     if facts is not None:
-        if facts.last >= 1 or facts.bearable is None or not facts.skipped:
-            return passed("A scale of 1 or more is borne.")
+        if facts.last >= 1 or facts.largest_taken is None or not facts.skipped:
+            return passed("Steps are taken at a scale of 1 or more.")
         words = (
             f"takes a loss scale of {facts.last:.3g} to be finite, after {facts.skipped} skipped"
             " steps"

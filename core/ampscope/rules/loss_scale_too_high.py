@@ -1,4 +1,4 @@
-"""The loss scale is higher than the gradients bear.
+"""Gradients overflow because the loss scale is too high.
 
 What it detects
     Skipped steps with a finite loss that end, or would end, at a lower scale that is still 1 or
@@ -23,9 +23,8 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.skips import (
     MANY_SKIPS,
     ScaleFacts,
-    bears_less,
-    bears_one,
     fails_forward,
+    fits_unscaled,
     hand_scale_facts,
     hand_scaled_at,
     part_of_the_loss,
@@ -33,6 +32,7 @@ from ampscope.analysis.skips import (
     scale_set_at,
     scaled_by_hand,
     static_scale,
+    steps_at_scale_1,
 )
 from ampscope.control import Control
 from ampscope.rules.roots import is_overflow
@@ -62,9 +62,9 @@ def check(evidence: Evidence) -> Verdict:
     if facts is None:
         return _by_hand(evidence) or static_scale_overflow(evidence)
     first, last = facts.first, facts.last
-    if facts.bearable is None:
-        if not bears_one(evidence):
-            return passed("No scale was borne at all: look at the backward pass.")
+    if facts.largest_taken is None:
+        if not steps_at_scale_1(evidence):
+            return passed("Every scale overflows: look at the backward pass.")
         words = f"is at {last:,.6g} where it cannot fall any further, and every step overflows"
         return _found(evidence, facts, words, 1.0)
     if evidence.fp32 is not None and evidence.fp32.bad_gradient_steps:
@@ -99,7 +99,7 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
             f"grows back into overflow again and again: {facts.late} of {facts.total} steps are "
             "lost after the search"
         )
-    elif facts.cannot_fall and bears_less(evidence, facts.first):
+    elif facts.cannot_fall and fits_unscaled(evidence, facts.first):
         words = (
             f"stays at {facts.last:,.6g}, though {facts.refused} of {facts.total} batches are lost "
             "there to gradients that overflow"
