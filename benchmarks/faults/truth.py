@@ -340,7 +340,7 @@ class _Recorder:
         self.run = Run()
         self.optimizers: list[Any] = []
         self.first: dict[Any, Any] = {}
-        self._steps: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}
         self._in_scaler = False
         self._depth = 0
         self._roots: list[Any] = []
@@ -367,7 +367,7 @@ class _Recorder:
         step = torch.amp.GradScaler.step
 
         def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._step(optimizer)
+            self._attempt(optimizer)
             self.run.skipped.append(True)
             self._in_scaler = True
             try:
@@ -386,21 +386,23 @@ class _Recorder:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
         index = self.optimizers.index(optimizer)
-        self._steps[index] = self._steps.get(index, -1) + 1
+        self._attempts[index] = self._attempts.get(index, -1) + 1
         for p in _parameters(optimizer):
-            if p not in self.first or self._steps[index] == 1:  # once it lies on its grid
+            if p not in self.first or self._attempts[index] == 1:  # once it lies on its grid
                 self.first[p] = p.detach().clone()
 
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._in_scaler:
             self.run.skipped[-1] = False
         else:
-            self._step(optimizer)
+            self._attempt(optimizer)
             self.run.skipped.append(False)
         index = self.optimizers.index(optimizer)
-        step = self._steps[index]
-        if step < COMPARED_STEPS:
-            self.run.gradients[index, step] = [_sample(p.grad, p) for p in _parameters(optimizer)]
+        attempt = self._attempts[index]
+        if attempt < COMPARED_STEPS:
+            self.run.gradients[index, attempt] = [
+                _sample(p.grad, p) for p in _parameters(optimizer)
+            ]
         for p in _parameters(optimizer):
             for name in ("exp_avg_sq", "square_avg"):
                 moment = optimizer.state.get(p, {}).get(name)
