@@ -12,7 +12,7 @@ from ampscope.analysis.root_op import (
     swallowed,
 )
 from ampscope.analysis.skips import scaled_by_hand
-from ampscope.analysis.symptoms import Symptom, learns_slower
+from ampscope.analysis.symptoms import Symptom, lags, learns_slower
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
 
@@ -29,9 +29,7 @@ def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
         return not_applicable("The script computes nothing in half precision.")
     root = evidence.root
     if not evidence.symptoms & HARM:
-        return _swallowed(evidence, wanted) or passed(
-            "Nothing went wrong that such an op could explain."
-        )
+        return _silent(evidence, wanted)
     if scaled_by_hand(evidence) is not None:
         return passed("The loss is finite; its product with a loss scale is not.")
     if function := undecorated_function(evidence):
@@ -80,7 +78,7 @@ def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
     """An infinity that arrives nowhere counts when learning suffers."""
     if found := _swallowed(evidence, wanted):
         return found
-    if not evidence.symptoms & LEARNING:
+    if not _suffers(evidence):
         return passed("No op of this kind made a non-finite value that mattered.")
     for op in silent_suspects(evidence.baseline):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op):
@@ -91,18 +89,30 @@ def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
 def _swallowed(evidence: Evidence, wanted: ForwardClass) -> RootOp | None:
     """A later op made the infinity finite, with a result unlike fp32's. It is latent while the
     training keeps up with fp32's, unless most of a result that gradients go through is wrong at
-    most steps since it began: no look at the losses is needed then. Under no_grad it is always
-    latent: an evaluation does not change weights. One that is not latent comes first."""
+    most steps since it began: no look at the losses is needed then. Under no_grad the weights do
+    not tell: there it is latent unless most of a result inside a module is wrong, because an
+    evaluation or a target is made of it; it explains no symptom of the training. One that is not
+    latent comes first."""
     run, fp32 = evidence.baseline, evidence.fp32
     found: list[RootOp] = []
     for op in swallowed(run):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op) and fp32 is not None:
-            suffers = bool(evidence.symptoms & LEARNING) or learns_slower(run, fp32)
             since = sum(a.step >= op.step for a in run.steps)
-            is_sure = (op.lost or 0.0) > LOST_SURELY and op.count >= max(MIN_LOST, since // 2)
-            is_latent = not op.grad_enabled or not (suffers or is_sure)
+            in_most = op.count >= max(MIN_LOST, since // 2)
+            in_evaluation = bool(op.module_type) and not evidence.symptoms
+            counts = in_most if op.grad_enabled else in_evaluation
+            is_sure = counts and (op.lost or 0.0) > LOST_SURELY
+            is_latent = not (is_sure or (op.grad_enabled and _suffers(evidence)))
             found.append(RootOp(op, Arrives.NOWHERE, is_latent=is_latent))
     return min(found, key=lambda root: root.is_latent, default=None)
+
+
+def _suffers(evidence: Evidence) -> bool:
+    """Whether less is learned than in fp32."""
+    run, fp32 = evidence.baseline, evidence.fp32
+    if evidence.symptoms & LEARNING:
+        return True
+    return fp32 is not None and (learns_slower(run, fp32) or lags(run, fp32))
 
 
 def _family(op: BadOp) -> str:
