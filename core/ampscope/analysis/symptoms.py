@@ -391,14 +391,15 @@ LAGS = 0.1  # of fp32's progress; healthy bf16 weights lag by less than 0.01
 SURE = 2.0  # standard errors
 
 
-def lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
-    """Whether the loss is behind fp32's batch by batch, by a tenth of what fp32 has learned and
+def lags(run: run_view.RunView, fp32: run_view.RunView, least: float = LAGS) -> bool:
+    """Whether the loss is behind fp32's batch by batch, by ``least`` of what fp32 has learned and
     beyond chance. The same batches scatter alike in both runs, so their difference tells more than
     either course does. Over the whole run, or since another optimizer took over."""
-    return _lags(run, fp32) or any(_lags(*last) for last in _last_phase(run, fp32))
+    pairs = [(run, fp32), *_last_phase(run, fp32)]
+    return any(_lags(*pair, least) for pair in pairs)
 
 
-def _lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def _lags(run: run_view.RunView, fp32: run_view.RunView, least: float) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     reference = progress(fp32, count)
     last = slice(count - int(count * run_view.TAIL_SHARE), count)
@@ -408,4 +409,4 @@ def _lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     if difference(run, fp32) or len({a.optimizer for a in fp32.steps}) != 1:
         return False
     error = statistics.stdev(behind) / math.sqrt(len(behind))
-    return statistics.fmean(behind) - SURE * error > LAGS * reference
+    return statistics.fmean(behind) - SURE * error > least * reference

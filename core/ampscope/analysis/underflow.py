@@ -241,7 +241,7 @@ def _highest_by_weights(weights: Frame, fmt: NumberFormat) -> dict[int, int]:
     there = np.flatnonzero(finite.any(axis=1))
     highest = _highest(finite[there], weights.scale, fmt).tolist()
     pairs = zip((weights.modules[i] for i in there), highest, strict=True)
-    highest: dict[int, int] = {}
+    lowest: dict[int, int] = {}
     for module, high in pairs:
-        highest[module] = min(high, highest.get(module, high))
-    return highest
+        lowest[module] = min(high, lowest.get(module, high))
+    return lowest

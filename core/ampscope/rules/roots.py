@@ -12,7 +12,7 @@ from ampscope.analysis.root_op import (
     swallowed,
 )
 from ampscope.analysis.skips import scaled_by_hand
-from ampscope.analysis.symptoms import Symptom, lags, learns_slower
+from ampscope.analysis.symptoms import LAGS, Symptom, lags, learns_slower
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
 
@@ -102,17 +102,18 @@ def _swallowed(evidence: Evidence, wanted: ForwardClass) -> RootOp | None:
             in_evaluation = bool(op.module_type) and not evidence.symptoms
             counts = in_most if op.grad_enabled else in_evaluation
             is_sure = counts and (op.lost or 0.0) > LOST_SURELY
-            is_latent = not (is_sure or (op.grad_enabled and _suffers(evidence)))
+            least = LAGS / 2 if in_most else LAGS
+            is_latent = not (is_sure or (op.grad_enabled and _suffers(evidence, least)))
             found.append(RootOp(op, Arrives.NOWHERE, is_latent=is_latent))
     return min(found, key=lambda root: root.is_latent, default=None)
 
 
-def _suffers(evidence: Evidence) -> bool:
-    """Whether less is learned than in fp32."""
+def _suffers(evidence: Evidence, least: float = LAGS) -> bool:
+    """Whether less is learned than in fp32; by ``least`` of its progress, batch by batch."""
     run, fp32 = evidence.baseline, evidence.fp32
     if evidence.symptoms & LEARNING:
         return True
-    return fp32 is not None and (learns_slower(run, fp32) or lags(run, fp32))
+    return fp32 is not None and (learns_slower(run, fp32) or lags(run, fp32, least))
 
 
 def _family(op: BadOp) -> str:
