@@ -54,6 +54,17 @@ def test_a_tracker_is_offline_or_stays_switched_off(
     assert {name: made[name] for name in expected} == expected
 
 
+def test_trackio_has_no_address_and_a_folder_of_the_run() -> None:
+    given = {
+        "TRACKIO_SPACE_ID": "me/x",
+        "TRACKIO_SERVER_URL": REMOTE,
+        "TRACKIO_WEBHOOK_URL": REMOTE,
+    }
+    made = trackers_offline({**given, "TRACKIO_DIR": "/home/me/mine", "PATH": "/bin"})
+    trackio = {name: text for name, text in made.items() if name.startswith("TRACKIO_")}
+    assert (trackio, made["PATH"]) == ({"TRACKIO_DIR": "./trackio"}, "/bin")
+
+
 def output(tmp_path: Path, text: str, *, private: bool) -> str:
     script = tmp_path / "train.py"
     script.write_text(text)

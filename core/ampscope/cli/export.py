@@ -1,4 +1,4 @@
-"""``ampscope export``: a run for TensorBoard, MLflow or W&B, with unscaled gradients."""
+"""``ampscope export``: a run for TensorBoard, MLflow, Trackio or W&B, with unscaled gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.exports import steps
 from ampscope.exports.prometheus import serve
-from ampscope.exports.steps import Axis
+from ampscope.exports.steps import PROJECT, Axis
+from ampscope.exports.trackio_folder import write_trackio
 from ampscope.files import write_whole
 from ampscope.report.build import document, of_reports
 from ampscope.report.html import to_html
@@ -86,6 +87,7 @@ _WRITERS = {
     "tensorboard": steps.write_tensorboard,
     "wandb": steps.write_wandb,
     "mlflow": steps.write_mlflow,
+    "trackio": write_trackio,
 }
 
 
@@ -102,8 +104,8 @@ _WRITERS = {
 )
 @store_option
 def export(run: str, program: str, out: Path, axis: Axis, store: Path) -> None:
-    """Export RUN for TensorBoard, for MLflow as a local folder, or for W&B as an offline run;
-    gradients are unscaled."""
+    """Export RUN for TensorBoard, for MLflow or Trackio as a local folder, or for W&B as an offline
+    run; gradients are unscaled."""
     try:
         with Reader(store) as reader:
             summary = _WRITERS[program](reader, reader.run(run), out, axis)
@@ -116,6 +118,8 @@ def export(run: str, program: str, out: Path, axis: Axis, store: Path) -> None:
     if program == "mlflow":  # mlflow-skinny, which wrote it, has no such server
         command = ["MLFLOW_ALLOW_FILE_STORE=true", "mlflow", "ui"]
         command += ["--backend-store-uri", str(summary.folder)]
+    if program == "trackio":
+        command = [f"TRACKIO_DIR={summary.folder}", "trackio", "show", "--project", PROJECT]
     click.echo("Look at it with: " + shlex.join(command))
 
 

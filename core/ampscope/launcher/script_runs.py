@@ -68,6 +68,7 @@ _OFFLINE = {
 }
 _SENDS_NOTHING = ("disabled", "dryrun", "debug", "local")
 _MLFLOW = "MLFLOW_TRACKING_URI"
+_TRACKIO_REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
 
 
 def trackers_offline(environment: Mapping[str, str]) -> dict[str, str]:
@@ -78,7 +79,9 @@ def trackers_offline(environment: Mapping[str, str]) -> dict[str, str]:
     made = {**environment, **_OFFLINE, **{name: own[name] for name in _OFFLINE if name in own}}
     if re.match(r"databricks|(?!file:|sqlite:)[\w+]+://", made.get(_MLFLOW, "")):
         made[_MLFLOW] = "file:./mlruns"
-    return made
+    for name in _TRACKIO_REMOTE:  # an empty one asks the Hub whose Space it is
+        made.pop(name, None)
+    return made | {"TRACKIO_DIR": "./trackio"}
 
 
 class ScriptRuns:
