@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
 from ampscope.watcher.alarms import AmpscopeWarning
 from tests.helpers.watched import recorded, small_net
@@ -155,3 +156,33 @@ def test_a_kill_at_any_moment_leaves_the_last_healthy_checkpoint(tmp_path: Path)
     step = json.loads(marker.read_text())["step"]
     for name in ("model", "optimizer"):
         assert (found / name).read_text() == f"{step} " * 20_000
+
+
+def test_the_same_step_saved_again_leaves_no_moment_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that was started again, without resuming, in the folder of the one before."""
+    made = tmp_path / "checkpoint-1"
+    made.write_text("first")
+    mark_healthy(made, 0, "run", keep=True)
+    made.unlink()
+    made.write_text("second")
+    with monkeypatch.context() as killed:
+
+        def kill(self: Path, target: Path) -> Path:
+            raise KeyboardInterrupt
+
+        killed.setattr(Path, "rename", kill)
+        with pytest.raises(KeyboardInterrupt):
+            mark_healthy(made, 0, "again", keep=True)
+    found = ampscope.last_healthy(tmp_path)
+    assert found is not None
+    assert found.read_text() == "first"
+    for text in ("second", "third"):
+        made.unlink()
+        made.write_text(text)
+        assert mark_healthy(made, 0, "again", keep=True) == ampscope.last_healthy(tmp_path)
+        found = ampscope.last_healthy(tmp_path)
+        assert found is not None
+        assert found.read_text() == text
+        assert list(found.parent.iterdir()) == [found]

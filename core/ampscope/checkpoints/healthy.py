@@ -9,6 +9,7 @@ all, so that a kill at any moment leaves the one before.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -27,15 +28,13 @@ def mark_healthy(path: Path, step: int, run: str, *, keep: bool) -> Path:
     kept = path.parent / KEPT
     if keep:
         kept.mkdir(exist_ok=True)
-        named = kept / f"step-{step}-{path.name}"
+        named = _free_name(path.parent, f"step-{step}", path.name)
         aside = kept / f".{named.name}.part"
         _remove(aside)
         if path.is_dir():
             shutil.copytree(path, aside, copy_function=_link)
         else:
             _link(str(path), str(aside))
-        if named.exists():
-            _remove(named)
         aside.rename(named)
     files = sorted(f for f in named.rglob("*") if f.is_file()) if named.is_dir() else [named]
     text = json.dumps(
@@ -52,6 +51,18 @@ def mark_healthy(path: Path, step: int, run: str, *, keep: bool) -> Path:
             if old != named:
                 _remove(old)
     return named
+
+
+def _free_name(folder: Path, step: str, name: str) -> Path:
+    """Where the checkpoint is kept. A training that was started again may save the same step under
+    the same name: the one that is named now stays until the new one is."""
+    marked = last_healthy(folder)
+    for number in itertools.count(1):
+        found = folder / KEPT / f"{step if number == 1 else f'{step}-{number}'}-{name}"
+        if found != marked:
+            break
+    _remove(found)  # of a marking that was killed
+    return found
 
 
 def last_healthy(folder: str | Path) -> Path | None:
