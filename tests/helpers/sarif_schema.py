@@ -1,8 +1,8 @@
 """What a SARIF 2.1.0 log must be: the required properties of the objects that are written here,
 from sections 3.13 to 3.58 of the standard, with no other property allowed.
 
-The standard's own schema is used as well where ``AMPSCOPE_SARIF_SCHEMA`` names its file
-(sarif-schema-2.1.0.json, https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/).
+The standard's own schema is used as well where ``AMPSCOPE_SARIF_SCHEMA`` names its file: in CI
+that of 2.1.0-rtm.4 (.ci/run), by hand that of https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/.
 """
 
 from __future__ import annotations
