@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import struct
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +20,9 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
-from ampscope.checkpoints import counting, files
+from ampscope.checkpoints import counting
 from ampscope.checkpoints.check import check_checkpoint
-from ampscope.checkpoints.files import safetensors
+from ampscope.checkpoints.files import TorchFiles, safetensors
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.runner.checkpoint_child import read
@@ -30,7 +32,8 @@ from ampscope.runner.checkpoint_child import read
 def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch files are opened here, as this process has torch already, but for one test's."""
     if "child" not in request.node.name:
-        monkeypatch.setattr(files, "_asked", read)
+        ask = staticmethod(read)
+        monkeypatch.setattr(TorchFiles, "ask", ask)
 
 
 DTYPES = {
@@ -230,6 +233,11 @@ BAD: dict[str, Callable[[Path], object]] = {
     "old_code": lambda p: torch.save(nn.Linear(1, 1), p, _use_new_zipfile_serialization=False),
     "cut_pickle": lambda p: p.write_bytes(b"\x80\x02}q\x00"),
     "folder": lambda p: p.mkdir(),
+    "pipe": lambda p: os.mkfifo(p),
+    "device": lambda p: p.symlink_to("/dev/zero"),
+    "script": lambda p: p.write_text("import torch\n"),
+    "safetensors_cut": lambda p: (save_file({"a": torch.ones(999)}, p), _cut(p)),
+    "pickle": lambda p: p.write_bytes(pickle.dumps({"a": 1, "b": [print]})),
 }
 
 
@@ -246,6 +254,34 @@ def test_bad_input_is_one_sentence_and_status_2(name: str, tmp_path: Path) -> No
     assert found.output.count("\n") == 1
     assert "Traceback" not in found.output
     assert str(path) in found.output
+
+
+def test_one_child_reads_all_torch_files_and_another_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started anew where it ended; what lies in the folder of the user is not imported."""
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def counting(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    (tmp_path / "torch.py").write_text("raise SystemExit('imported from the current folder')")
+    (tmp_path / "run").mkdir()
+    for number in range(3):
+        torch.save({f"w{number}": torch.ones(2)}, tmp_path / "run" / f"{number}.pt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", counting)
+    with TorchFiles() as torch_files:
+        found = check_checkpoint(tmp_path / "run", torch_files=torch_files)
+        assert ([t.name for t in found.tensors], len(started)) == (["w0", "w1", "w2"], 1)
+        started[0].kill()
+        with pytest.raises(BadInput, match="ended early"):
+            check_checkpoint(tmp_path / "run" / "0.pt", torch_files=torch_files)
+        found = check_checkpoint(tmp_path / "run" / "0.pt", torch_files=torch_files)
+        assert ([t.name for t in found.tensors], len(started)) == (["w0"], 2)
+    assert all(child.poll() is not None for child in started)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampscope.checkpoints import counting
-from ampscope.checkpoints.files import Checkpoint, StoredTensor, opened, pieces
+from ampscope.checkpoints.files import Checkpoint, StoredTensor, TorchFiles, opened, pieces
 from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
 
@@ -133,19 +134,25 @@ class CheckResult:
         }
 
 
-def check_checkpoint(path: Path, loaded_as: str = "") -> CheckResult:
+def check_checkpoint(
+    path: Path, loaded_as: str = "", torch_files: TorchFiles | None = None
+) -> CheckResult:
     """Look at every number of a checkpoint.
 
     Args:
         path: a safetensors file, a file of torch.save, a ``*.index.json``, or a folder of these.
         loaded_as: ``"fp16"`` where it is going to be loaded in fp16; then weights that overflow
             there are findings.
+        torch_files: of several checks; without, torch is imported anew for this one, if it is
+            needed.
 
     Raises:
         BadInput: it cannot be read; the message is one sentence.
     """
-    with TemporaryFolder() as scratch:
-        checkpoint = opened(path, Path(scratch))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(TemporaryFolder()))
+        torch_files = torch_files or stack.enter_context(TorchFiles())
+        checkpoint = opened(path, scratch, torch_files)
         tensors = [replace(t, kind=_kind(t)) for t in checkpoint.tensors]
         with _Reader() as reader:
             try:

@@ -16,16 +16,19 @@ Folders and ``*.index.json`` files stand for all their parts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ampscope.errors import BadInput
 
@@ -89,35 +92,14 @@ class Checkpoint:
         self.left_out += other.left_out
 
 
-def opened(path: Path, scratch: Path) -> Checkpoint:
+def opened(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoint:
     """What ``path`` holds: a file, an index of shards, or a folder. ``scratch`` is a folder for
     what cannot be read where it lies. Raises BadInput with one sentence for anything else."""
+    source = _Source(scratch, torch_files)
     try:
-        if path.is_dir():
-            return _folder(path, scratch)
-        with path.open("rb") as file:
-            if not path.is_file():
-                raise BadInput(f"{path} is no file: name a checkpoint.")
-            start, size = file.read(16), os.fstat(file.fileno()).st_size
-        if path.name.endswith(".index.json"):
-            return _index(path, scratch)
-        return _file(path, start, size, scratch)
+        return source.folder(path) if path.is_dir() else source.file(path)
     except OSError as error:
         raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def _file(path: Path, start: bytes, size: int, scratch: Path) -> Checkpoint:
-    if not size:
-        raise BadInput(f"{path} is empty: nothing was saved in it, or saving was cut short.")
-    if start == _POINTER_OF_LFS[: len(start)] and size < 1024:
-        raise BadInput(f"{path} is a pointer of Git LFS, not the checkpoint: run git lfs pull.")
-    if path.suffix == ".safetensors" or start[8:9] == b"{":
-        return Checkpoint(path, safetensors(path))
-    if start.startswith(_MAGIC_OF_ZIP) or start[:1] == b"\x80":  # a pickle begins with its protocol
-        return _torch_file(path, scratch)
-    raise BadInput(
-        f"{path} is no checkpoint: it is neither a safetensors file nor one of torch.save."
-    )
 
 
 def safetensors(path: Path) -> list[StoredTensor]:
@@ -190,68 +172,96 @@ def _tensor(name: str, entry: object, path: Path, begin: int) -> StoredTensor | 
     return StoredTensor(name, dtype, tuple(shape), path, begin + offsets[0], bits // 8)
 
 
-def _index(path: Path, scratch: Path) -> Checkpoint:
-    """The shards that a ``*.index.json`` names, beside it."""
-    if path.stat().st_size > LONGEST_INDEX:
-        raise BadInput(f"{path} is no index of shards: it is larger than 200 MB.")
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        shards = table["weight_map"]
-        named = {str(name): str(shard) for name, shard in shards.items()}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise BadInput(f'{path} is no index of shards: it has no "weight_map" of names.') from None
-    found = Checkpoint(path)
-    for shard in sorted(set(named.values())):
-        if Path(shard).name != shard or shard in ("", ".", ".."):
-            raise BadInput(f"{path} names a shard outside its own folder: {shard[:80]!r}.")
-        part = path.with_name(shard)
-        if not part.is_file():
-            raise BadInput(
-                f"{path} names the shard {shard[:80]}, which is missing: it was not saved."
-            )
-        found.add(opened(part, scratch))
-    held = {(tensor.name, tensor.file.name) for tensor in found.tensors}
-    if lost := sorted(set(named.items()) - held):
-        name, shard = lost[0]
-        more = f", nor {len(lost) - 1:,} more where they should be" if len(lost) > 1 else ""
-        raise BadInput(f"{path}: the shard {shard[:80]} does not hold {name[:80]!r}{more}.")
-    return found
+class _Source:
+    """Reads files, indices and folders, with what they share."""
 
+    def __init__(self, scratch: Path, torch_files: TorchFiles) -> None:
+        self._scratch = scratch
+        self._torch_files = torch_files
 
-def _folder(folder: Path, scratch: Path) -> Checkpoint:
-    """All checkpoint files of a folder, shards once."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    found = Checkpoint(folder)
-    done: set[str] = set()
-    for index in (file for file in files if file.name.endswith(".index.json")):
-        part = _index(index, scratch)
-        done |= {tensor.file.name for tensor in part.tensors}
-        found.add(part)
-    read = len(done)
-    for file in files:
-        suffixes = (".safetensors", *_TORCH_SUFFIXES)
-        if file.name in done or file.suffix not in suffixes:
-            continue
-        try:
-            found.add(opened(file, scratch))
-            read += 1
-        except NeedsCode as error:  # of a trainer's folder: arguments, random states
-            found.left_out.append(str(error))
-    if not read:
-        reason = f" {found.left_out[0]}" if found.left_out else ""
+    def file(self, path: Path) -> Checkpoint:
+        """A checkpoint, or an index of shards."""
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadInput(f"{path} is no file: name a checkpoint.")
+        if path.name.endswith(".index.json"):
+            return self._index(path)
+        with path.open("rb") as file:
+            start, size = file.read(16), os.fstat(file.fileno()).st_size
+        if not size:
+            raise BadInput(f"{path} is empty: nothing was saved in it, or saving was cut short.")
+        if start == _POINTER_OF_LFS[: len(start)] and size < 1024:
+            raise BadInput(f"{path} is a pointer of Git LFS, not the checkpoint: run git lfs pull.")
+        if path.suffix == ".safetensors" or start[8:9] == b"{":
+            return Checkpoint(path, safetensors(path))
+        if start.startswith(_MAGIC_OF_ZIP) or start[:1] == b"\x80":  # a pickle's first byte
+            return _torch_file(path, self._scratch, self._torch_files)
         raise BadInput(
-            f"{folder} holds no checkpoint: no .safetensors and no torch file to read.{reason}"
+            f"{path} is no checkpoint: it is neither a safetensors file nor one of torch.save."
         )
-    return found
+
+    def _index(self, path: Path) -> Checkpoint:
+        """The shards that a ``*.index.json`` names, beside it."""
+        if path.stat().st_size > LONGEST_INDEX:
+            raise BadInput(f"{path} is no index of shards: it is larger than 200 MB.")
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            shards = table["weight_map"]
+            named = {str(name): str(shard) for name, shard in shards.items()}
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            raise BadInput(
+                f'{path} is no index of shards: it has no "weight_map" of names.'
+            ) from None
+        found = Checkpoint(path)
+        for shard in sorted(set(named.values())):
+            if Path(shard).name != shard or shard in ("", ".", ".."):
+                raise BadInput(f"{path} names a shard outside its own folder: {shard[:80]!r}.")
+            part = path.with_name(shard)
+            if not part.is_file():
+                raise BadInput(
+                    f"{path} names the shard {shard[:80]}, which is missing: it was not saved."
+                )
+            found.add(self.file(part))
+        held = {(tensor.name, tensor.file.name) for tensor in found.tensors}
+        if lost := sorted(set(named.items()) - held):
+            name, shard = lost[0]
+            more = f", nor {len(lost) - 1:,} more where they should be" if len(lost) > 1 else ""
+            raise BadInput(f"{path}: the shard {shard[:80]} does not hold {name[:80]!r}{more}.")
+        return found
+
+    def folder(self, folder: Path) -> Checkpoint:
+        """All checkpoint files of a folder, shards once."""
+        files = sorted(file for file in folder.iterdir() if file.is_file())
+        found = Checkpoint(folder)
+        done: set[str] = set()
+        for index in (file for file in files if file.name.endswith(".index.json")):
+            part = self._index(index)
+            done |= {tensor.file.name for tensor in part.tensors}
+            found.add(part)
+        read = len(done)
+        for file in files:
+            suffixes = (".safetensors", *_TORCH_SUFFIXES)
+            if file.name in done or file.suffix not in suffixes:
+                continue
+            try:
+                found.add(self.file(file))
+                read += 1
+            except NeedsCode as error:  # of a trainer's folder: arguments, random states
+                found.left_out.append(str(error))
+        if not read:
+            reason = f" {found.left_out[0]}" if found.left_out else ""
+            raise BadInput(
+                f"{folder} holds no checkpoint: no .safetensors and no torch file to read.{reason}"
+            )
+        return found
 
 
 # Torch files: a child process asks torch where the tensors lie.
 
 
-def _torch_file(path: Path, scratch: Path) -> Checkpoint:
+def _torch_file(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoint:
     if problem := _archive_problem(path):
         raise BadInput(f"{path} is no whole torch file: {problem}. Save or download it again.")
-    answer = _asked(path, scratch)
+    answer = torch_files.ask(path, scratch)
     if "needs_code" in answer:
         raise NeedsCode(
             f"{path} holds more than tensors ({answer['needs_code'][:200]}): reading that could "
@@ -275,18 +285,59 @@ def _torch_file(path: Path, scratch: Path) -> Checkpoint:
     )  # fmt: skip
 
 
-def _asked(path: Path, scratch: Path) -> dict[str, Any]:
-    """What the child says of a torch file."""
-    command = [sys.executable, "-m", "ampscope.runner.checkpoint_child", str(path), str(scratch)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        answer: dict[str, Any] = json.loads(ended.stdout)
-    except ValueError:
-        last = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise BadInput(
-            f"{path} could not be read: the process that loads it ended early ({last[:300]})."
-        ) from None
-    return answer
+class TorchFiles:
+    """Says of torch files where their tensors lie: one child process, started at the first of them,
+    imports torch for all. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[str] | None = None
+        self._errors: IO[str] | None = None
+
+    def __enter__(self) -> TorchFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def ask(self, path: Path, scratch: Path) -> dict[str, Any]:
+        """What the child says of a file. Raises BadInput where it ended instead."""
+        child = self._child or self._start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps([str(path), str(scratch)]) + "\n")
+            child.stdin.flush()
+            answer = child.stdout.readline()
+        try:
+            said: dict[str, Any] = json.loads(answer)
+        except ValueError:
+            last = (self._end().strip().splitlines() or ["no reason given"])[-1]
+            raise BadInput(
+                f"{path} could not be read: the process that loads it ended early ({last[:300]})."
+            ) from None
+        return said
+
+    def _start(self) -> subprocess.Popen[str]:
+        # -P: no module of the folder in which the user stands is imported.
+        command = [sys.executable, "-P", "-m", "ampscope.runner.checkpoint_child"]
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 # closed at the end
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        return self._child
+
+    def _end(self) -> str:
+        """End the child; returns what it wrote to standard error."""
+        if self._child is None or self._errors is None:
+            return ""
+        with self._child as child, contextlib.suppress(BrokenPipeError):
+            child.kill()
+        self._errors.seek(0)
+        with self._errors as errors:
+            said = errors.read()
+        self._child = self._errors = None
+        return said
 
 
 def _archive_problem(path: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ampscope.checkpoints.check import CheckResult, check_checkpoint
+from ampscope.checkpoints.files import TorchFiles
 from ampscope.errors import BadInput
 from ampscope.report.document import line, visible
 
@@ -33,12 +34,13 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
     """
     results: list[CheckResult] = []
     problems: list[str] = []
-    for path in paths:
-        try:
-            results.append(check_checkpoint(path, loaded_as or ""))
-        except BadInput as error:
-            problems.append(str(error))
-            click.echo(f"ampscope: {visible(str(error))}", err=True)
+    with TorchFiles() as torch_files:
+        for path in paths:
+            try:
+                results.append(check_checkpoint(path, loaded_as or "", torch_files))
+            except BadInput as error:
+                problems.append(str(error))
+                click.echo(f"ampscope: {visible(str(error))}", err=True)
     if as_json:
         made = {"checkpoints": [r.as_json() for r in results], "unreadable": problems}
         click.echo(json.dumps(made, indent=1))

@@ -1,10 +1,11 @@
-"""A child that says where the tensors of a torch file lie, as JSON on standard output.
+"""A child that says where the tensors of torch files lie, one line of JSON for each line that asks.
 
-    python -m ampscope.runner.checkpoint_child FILE SCRATCH
+    python -m ampscope.runner.checkpoint_child     <- ["model.pt", "/tmp/scratch"]
+                                                   -> {"tensors": [...], "groups": [...]}
 
-The file is opened by ``torch.load(weights_only=True, mmap=True)``: no code of it runs, and no
+A file is opened by ``torch.load(weights_only=True, mmap=True)``: no code of it runs, and no
 number is read. What lies in the file as a tensor has it is reported by its offset there; what does
-not (older files, tensors that are no plain memory) is written to a file in SCRATCH.
+not (older files, tensors that are no plain memory) is written to a file in the scratch folder.
 """
 
 from __future__ import annotations
@@ -150,4 +151,6 @@ def read(path: Path, scratch: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps(read(Path(sys.argv[1]), Path(sys.argv[2]))))
+    for asked in sys.stdin:
+        path, scratch = json.loads(asked)
+        print(json.dumps(read(Path(path), Path(scratch))), flush=True)
