@@ -37,7 +37,7 @@ PAIRS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...], int]] = {
     "eps": (("emb",), ("weight",), 0),
     "betas": (ANY, ("weight", "state"), 0),
     "fused": (ANY, ("weight", "state"), 0),
-    "compile": ((), (), 0),  # nothing inside compiled code is seen: no module can be right
+    "compile": (("blocks.0.ln1",), ("activation",), 0),  # decomposed, summed in another order
     "ln_eps": (("blocks.1.ln1",), ("activation",), 0),
     "gelu": (("blocks.0.mlp.1",), ("activation",), 0),
     "tf32": (("blocks.0.attn.qkv",), ("activation",), 0),

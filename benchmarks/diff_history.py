@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 MODEL = """\
@@ -61,9 +62,12 @@ def git(folder: Path, *args: str) -> str:
     return done.stdout.strip()
 
 
-def make(folder: Path, commits: int, bad: int, seed: int = 0) -> list[str]:
+def make(
+    folder: Path, commits: int, bad: int, broken_ones: Sequence[int] = (), seed: int = 0
+) -> list[str]:
     """Write the history; returns its commits, oldest first. ``bad`` is the place of the one that
-    changes the computation, 1 or more; the first and the last commit can run."""
+    changes the computation, 1 or more; the first and the last commit can run. ``broken_ones`` are
+    places of commits that cannot, and no other then is one."""
     folder.mkdir(parents=True, exist_ok=True)
     git(folder, "init", "-q", "-b", "main")
     choose = random.Random(seed)
@@ -77,7 +81,7 @@ def make(folder: Path, commits: int, bad: int, seed: int = 0) -> list[str]:
         elif number:
             subject, broken = _change(parts, number, choose, last=number == commits - 1)
         train = TRAIN.format(**parts)
-        if broken:
+        if number in broken_ones or (broken and not broken_ones):
             train = train.replace("for step in", "fro step in", 1)
         (folder / "model.py").write_text(MODEL.format(**parts))
         (folder / "train.py").write_text(train)
@@ -149,11 +153,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--commits", type=int, default=60)
     parser.add_argument("--bad", type=int, default=37)
+    parser.add_argument("--broken", type=int, nargs="*", default=(), help="places; else by chance")
     parser.add_argument("--bisect", action="store_true")
     options = parser.parse_args()
     if not 0 < options.bad < options.commits:
         parser.error("--bad must lie behind the first commit and within the history")
-    made = make(options.folder, options.commits, options.bad)
+    made = make(options.folder, options.commits, options.bad, options.broken)
     if options.bisect:
         found = bisect(options.folder, made[0], options.folder.parent / "bisect.db")
         found |= {"commits": options.commits, "right": found["first_bad"] == made[options.bad]}

@@ -7,9 +7,19 @@ import itertools
 import math
 import struct
 
+import numpy as np
 import pytest
 
-from ampscope.analysis.run_diff import Held, RunDiff, Values, compared, distance, paired, values_of
+from ampscope.analysis.run_diff import (
+    Held,
+    RunDiff,
+    Values,
+    compared,
+    distance,
+    first_output,
+    paired,
+    values_of,
+)
 from ampscope.observations import (
     Digests,
     DtypeEntry,
@@ -72,6 +82,24 @@ def test_the_first_module_and_step_that_differ_are_named() -> None:
     assert (found.first.step, found.first.module, found.first.role) == (1, "b", "activation")
     assert found.first.distance == pytest.approx(0.1 / 2.1)
     assert found.first.roundings == pytest.approx(0.1 / 2.1 * 2**23, rel=0.01)
+
+
+def test_an_output_that_says_nothing_is_passed_over() -> None:
+    """Of compiled code: a tensor of another size, and the same numbers in another order."""
+
+    def held(total: int, *sketch: float) -> Held:
+        return Held("fp32", total, str(sketch), 1.0, 0, np.array(sketch))
+
+    def of(**outputs: Held) -> Values:
+        row = {(name, 0): output for name, output in outputs.items()}
+        return Values({(0, "activation"): row}, (0,), (1.0,))
+
+    one = of(size=held(4, 1, 0), order=held(4, 1, 0), gone=held(4, 1, 0), right=held(4, 1, 0))
+    other = of(size=held(8, 0, 1), order=held(4, 0, 1), right=held(4, 1, 1e-3))
+    found = first_output(one, other, 0, 0.0)
+    assert found is not None
+    assert (found.module, found.distance) == ("right", pytest.approx(1e-3))
+    assert first_output(one, other, 0, 1e-2) is None
 
 
 def test_repeats_set_the_noise_and_it_hides_what_is_smaller() -> None:

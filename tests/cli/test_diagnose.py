@@ -139,6 +139,8 @@ REFUSED = {
     "text.py": "text.py is not Python: invalid syntax at line 1.",
     "open.py": "open.py is not Python: '(' was never closed at line 2.",
     "latin.py": "latin.py is not Python: (unicode error) 'utf-8' codec can't decode byte 0xe4",
+    "huge.py": "huge.py is too large for a script: 104,857,600 bytes",
+    "pipe.py": "pipe.py is not a file.",
     "returns.py": "returns.py is not Python: 'return' outside function at line 1.",
 }
 
@@ -155,6 +157,9 @@ def test_what_is_no_script_is_refused_at_once(
     Path("open.py").write_text("import torch\nx = (\n")
     Path("latin.py").write_bytes(b"x = '\xe4'\n")
     Path("returns.py").write_text("return 3\n")
+    with Path("huge.py").open("wb") as file:
+        file.truncate(100 * 2**20)
+    os.mkfifo("pipe.py")
     json_out = ["--json", "out.json"] if command == "diagnose" else []
     result = CliRunner().invoke(main, [command, "--store", "r.db", *json_out, name])
     assert result.exit_code == 2

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.launcher.diff_runs import worktree
+from tests.helpers.inductor import needs_compiler
 
 HISTORY = Path(__file__).parents[2] / "benchmarks" / "diff_history.py"
 SCRIPT = """\
@@ -25,11 +28,12 @@ torch.manual_seed(0)
 if "fail" in sys.argv: raise ValueError("asked to")
 net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1))
 net[1].eps = float(os.environ.get("EPS", "1e-5"))
+model = torch.compile(net, backend=sys.argv[1]) if "compile" in sys.argv else net
 optimizer = torch.optim.AdamW(net.parameters(), eps=1e-4 if "eps" in sys.argv else 1e-8)
 for step in range(4):
     x = torch.randn(16, 8)
     with torch.autocast("cpu", torch.bfloat16, enabled="half" in sys.argv):
-        y = net(x)
+        y = model(x)
     if "late" in sys.argv and step == 2: y = y.sigmoid()
     loss = (y.float() - x.sum(1, keepdim=True)).square().mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -104,6 +108,26 @@ def test_optimizer_and_loss(
     else:  # the ops of this step were recorded by one more run of both
         assert first["op"]["op"] == "sub(fp32)"
         assert first["op"]["before"]["other"] == "sigmoid(fp32)"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own code
+@pytest.mark.parametrize(
+    "backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=needs_compiler)]
+)
+def test_a_module_inside_compiled_code_is_named(tmp_path: Path, script: str, backend: str) -> None:
+    """Compiled alone, the linear layers give what they give eagerly, the normalization does not."""
+    torch.manual_seed(0)
+    x, layers = torch.randn(16, 8), [nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1)]
+    same = []
+    for layer in layers:
+        same.append(torch.equal(torch.compile(layer, backend=backend)(x), layer(x)))
+        x = layer(x)
+    status, found, printed = diff(tmp_path, "--with-args", f"{backend} compile", script)
+    first = found["first"]
+    assert (status, first["step"], first["role"]) == (1, 0, "activation")
+    assert first["module"] == str(same.index(False))
+    assert "The module was found by one more run" in printed
+    assert diff(tmp_path, script, script, backend, "compile")[0] == 0
 
 
 def test_seeds_are_what_a_loss_is_held_against(tmp_path: Path, script: str) -> None:
@@ -196,6 +220,12 @@ def test_bisect_finds_the_commit_without_a_hand(tmp_path: Path) -> None:
     found = history(tmp_path / "repository", 16, 11, "--bisect")
     assert found["right"], found
     assert int(str(found["tried"])) < 12
+
+
+def test_bisect_skips_a_commit_that_does_not_run(tmp_path: Path) -> None:
+    """Of the commits 1 to 6 git tries the third first: it is no Python at all."""
+    found = history(tmp_path / "repository", 7, 5, "--broken", "3", "--bisect")
+    assert (found["right"], found["skipped"]) == (True, 1), found
 
 
 def test_another_python(tmp_path: Path, script: str) -> None:

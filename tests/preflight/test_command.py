@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pickle
+import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -137,6 +140,21 @@ def test_a_wrong_table_is_bad_input(script: Path, table: str) -> None:
     said_once(run(script))
 
 
+RING = """def train(model, optimizer, batches):
+    import torch
+    scaler = torch.amp.GradScaler()
+    for batch in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = model(batch).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
 def said_once(done: Result) -> None:
     """One clear sentence, and status 2."""
     assert done.exit_code == 2
@@ -154,6 +172,32 @@ def test_what_is_no_python_is_bad_input(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(content)
     said_once(run(path))
+
+
+@pytest.mark.parametrize("name", ["archive.pt", "weights.safetensors", "values.pkl"])
+def test_a_checkpoint_is_no_python(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".pt":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/data.pkl", pickle.dumps({}))
+    elif path.suffix == ".pkl":
+        path.write_bytes(pickle.dumps({"a": 1}))
+    else:
+        path.write_bytes(struct.pack("<Q", 2) + b"{}")
+    said_once(run(path))
+
+
+def test_a_thousand_files_that_import_each_other_in_a_ring(tmp_path: Path) -> None:
+    """Each imports the function that the next one defines, and so on around; one has a fault."""
+    for number in range(1000):
+        body = f"from part{(number + 1) % 1000} import train as other\n\n\n{RING}"
+        if number == 500:
+            body = body.replace("        scaler.unscale_(optimizer)\n", "")
+        (tmp_path / f"part{number}.py").write_text(body)
+    done = run(tmp_path)
+    assert done.exit_code == 1, done.output
+    assert "part500.py" in done.stdout
+    assert "1 finding in 1000 files." in done.stdout
 
 
 def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A watch with taps counts inside what inductor compiles, and breaks and compiles nothing more."""
+"""A watch with taps counts inside compiled code, and breaks and compiles nothing more."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def train(
     return losses, outputs, recorded(run.store, run.id)
 
 
-@needs_compiler
-def test_module_outputs_and_gradients_are_counted_inside(tmp_path: Path) -> None:
-    bare, _, _ = train(None, taps=False)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+def test_module_outputs_and_gradients_are_counted_inside(tmp_path: Path, backend: str) -> None:
+    bare, _, _ = train(None, taps=False, backend=backend)
     graphs = counters["stats"]["unique_graphs"]
-    off, _, _ = train(tmp_path / "off.db", taps=False)
+    off, _, _ = train(tmp_path / "off.db", taps=False, backend=backend)
     assert off == bare
-    losses, outputs, found = train(tmp_path / "on.db", taps=True)
+    losses, outputs, found = train(tmp_path / "on.db", taps=True, backend=backend)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == graphs
     assert losses == pytest.approx(bare, rel=1e-6)
@@ -76,7 +76,7 @@ def test_module_outputs_and_gradients_are_counted_inside(tmp_path: Path) -> None
 
 def test_what_no_tap_reaches_is_said(tmp_path: Path) -> None:
     with pytest.warns(AmpscopeWarning, match="No tap was heard"):
-        _, _, found = train(tmp_path / "runs.db", taps=True, backend="aot_eager")
+        _, _, found = train(tmp_path / "runs.db", taps=True, backend="eager")
     assert found is not None
     assert not found.at(Role.ACTIVATION)
 

@@ -43,6 +43,7 @@ BLIND = 0.5  # from here on noise is as large as the numbers
 UNREPEATED = 0.01  # distance of repeats in what no op computed yet: weights at the start, inputs
 ROUNDINGS = 64.0  # of the coarsest format so far: what rounding explains over a few steps
 SMALLEST = 1e-17  # a distance that only the bits show
+SAME_NORM = 1e-3  # relative
 TAIL = 0.2  # the last fifth of the losses says where a run ended
 MOST_OPS = 6_000
 _CASTS = frozenset({"_to_copy", "copy_", "clone"})
@@ -463,6 +464,23 @@ def _search(
             if found.beyond is not None:
                 return found
     return found
+
+
+def first_output(one: Values, other: Values, last_step: int, allowed: float) -> Difference | None:
+    """The first module, up to a step, whose output differs by more than ``allowed``, where outputs
+    were read inside compiled code. What is read there is a module's last tensor, not what it
+    returns: one of another size, or with the same numbers in another order, says nothing."""
+    for step in sorted(set(one.steps) & set(other.steps)):
+        row, beside = one.row(step, "activation"), other.row(step, "activation")
+        for key, held in row.items() if step <= last_step else ():
+            its = beside.get(key)
+            if its is None or its.total != held.total:
+                continue
+            apart = distance(held, its)
+            same_norm = abs(held.norm - its.norm) <= SAME_NORM * max(held.norm, its.norm)
+            if apart > allowed and not (apart > BLIND and same_norm):
+                return _difference(step, "activation", key, key, (held, its), apart, allowed)
+    return None
 
 
 def _telling(run: Values, step: int) -> str:

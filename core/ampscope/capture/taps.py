@@ -14,6 +14,9 @@ text: a graph that comes out of inductor's cache brings it along.
 Modules of one class share a graph where they were compiled one by one, or stand behind a graph
 break; its paths then begin at each of them in turn. :class:`RunningModules` tells which one runs.
 
+Backends without inductor (``aot_eager``) get the same pass on what AOTAutograd hands them; one that
+runs Dynamo's graph (``eager``) has none.
+
 Taps add no graph break, no guard and no generated code. A tensor that is looked at has to be in
 memory, and so may be fused and rounded at another place than one that is not: the last bits can
 differ (docs/decisions/0019).
@@ -22,6 +25,7 @@ differ (docs/decisions/0019).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import operator
 import re
@@ -39,6 +43,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 from ampscope.errors import BadInput
 from ampscope.numerics.formats import dtype_name
+from ampscope.patches import Patches
 from ampscope.source_lines import line_name
 
 ACTIVATION, GRADIENT, DRAW = "activation", "grad_output", "draw"
@@ -317,6 +322,8 @@ class TapPass(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         """Add the taps."""
         before = set(graph.nodes)
+        if any(node.target is torch.ops.ampscope.tap.default for node in before):
+            return
         try:
             places = chosen(graph, everything=self.everything)
             if places:
@@ -351,7 +358,8 @@ def tapping(
 
     The script may set inductor's passes itself, before or after: its own run first.
     """
-    import torch._inductor.config as inductor  # few runs compile
+    import torch._dynamo.backends.common as backends  # few runs compile
+    import torch._inductor.config as inductor
 
     own = TapPass(everything=everything, failed=failed)
 
@@ -363,9 +371,12 @@ def tapping(
     callback_handler.register_start_callback(put)
     _listeners.append(listener)
     _passes.append(own)
+    patches = Patches()
+    patches.wrap(backends, "aot_module_simplified", _with_tapped_compilers)
     try:
         yield
     finally:
+        patches.undo()
         _listeners.remove(listener)
         _passes.remove(own)
         with contextlib.suppress(ValueError):  # torch.compiler.reset has removed it
@@ -398,6 +409,24 @@ def _without(passes: Any) -> tuple[Any, ...]:
         passes = passes.passes
     several = passes if isinstance(passes, list | tuple) else () if passes is None else (passes,)
     return tuple(p for p in several if not isinstance(p, TapPass))
+
+
+def _with_tapped_compilers(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """AOTAutograd for a backend; inductor's compilers can be stored, and run passes themselves."""
+    from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler  # type: ignore[attr-defined]  # torch exports nothing explicitly
+
+    for name in ("fw_compiler", "bw_compiler", "inference_compiler"):
+        compiler = kwargs.get(name)
+        if compiler is not None and not isinstance(compiler, SerializableAOTDispatchCompiler):
+            kwargs[name] = functools.partial(_tapped, compiler)
+    return original(*args, **kwargs)
+
+
+def _tapped(compiler: Callable[..., Any], part: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    for one in _passes:
+        one(part.graph)
+    part.recompile()
+    return compiler(part, *args, **kwargs)
 
 
 def aot_eager(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:

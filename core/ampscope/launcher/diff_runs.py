@@ -21,8 +21,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampscope.analysis.run_diff import RunDiff, Values, compared, values_of, with_histograms
-from ampscope.control import BASELINE, COMPILED
+from ampscope.analysis.run_diff import (
+    RunDiff,
+    Values,
+    compared,
+    first_output,
+    values_of,
+    with_histograms,
+)
+from ampscope.control import BASELINE, COMPILED, TAPS
 from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
 from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns
@@ -201,8 +208,14 @@ class SideRuns:
         self.name = side.name
         self.ids: list[str] = []
         self.values: list[Values] = []
+        self._uncompiled: Values | None = None
         if isinstance(side, Recorded):
             self.ids, self.values = list(side.ids), list(side.values)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it runs with torch.compile on because one of the sides compiles."""
+        return self._control == COMPILED
 
     @property
     def op_step(self) -> int:
@@ -224,8 +237,20 @@ class SideRuns:
     def compiled(self) -> None:
         """From here on with torch.compile on; the runs so far do not count."""
         if self._runs is not None and self._control == BASELINE:
+            self._uncompiled = None if self.compiles() else self.values[0]
             self._control = COMPILED
             self.ids, self.values = [], []
+
+    def with_outputs(self) -> Values | None:
+        """A run with torch.compile on and the outputs of its modules: one more, in which they are
+        read inside compiled code, or the first of a script that compiles nothing."""
+        if self._control != COMPILED or self._uncompiled is not None:
+            return self._uncompiled
+        self._control = f"{COMPILED};{TAPS}"
+        try:
+            return values_of(self._made().observations)
+        finally:
+            self._control = COMPILED
 
     def with_ops_of(self, step: int) -> Values | None:
         """One more run, in which the ops of ``step`` are recorded."""
@@ -292,6 +317,7 @@ class _Plan:
             self.second.more(2)
             found = self._compared()
         found = self._with_ops(found)
+        found = self._with_module(found)
         for number in range(1, self.options.seeds + 1):
             self.say(f"A with other seeds, {number} of {self.options.seeds}")
             run = self.first.with_seed(number)
@@ -314,7 +340,7 @@ class _Plan:
             self.say("A and B with torch.compile on, which one of them uses")
             self.notes.append(
                 "One of the scripts uses torch.compile, so both were run with it on: gradients, "
-                "weights and losses are compared, and nothing inside compiled code."
+                "weights and losses are compared."
             )
             for side in (self.first, self.second):
                 side.compiled()
@@ -337,6 +363,27 @@ class _Plan:
     def _wants_more(self, found: RunDiff) -> bool:
         """Whether a difference must come back before it counts: there is noise."""
         return found.verdict == "different" and found.noise.largest > 0
+
+    def _with_module(self, found: RunDiff) -> RunDiff:
+        """The difference with its module, where that runs inside compiled code."""
+        wanted = found.first
+        if wanted is None or wanted.op is not None or wanted.role not in _MADE_BY_OPS:
+            return found
+        if not (self.first.is_compiled and self.second.is_compiled):
+            return found
+        self.say("Outputs of modules, also inside compiled code")
+        runs = [side.with_outputs() for side in (self.first, self.second)]
+        if runs[0] is None or runs[1] is None:
+            return found
+        inside = first_output(runs[0], runs[1], wanted.step, wanted.allowed)
+        if inside is None:
+            return found
+        self.notes.append(
+            "The module was found by one more run, in which outputs inside compiled code are read: "
+            "its last bits may be others."
+        )
+        beyond = found.beyond_rounding
+        return replace(found, first=inside, beyond_rounding=inside if beyond == wanted else beyond)
 
     def _with_ops(self, found: RunDiff) -> RunDiff:
         """The difference with its op, from one more run of both where it lies in another step."""

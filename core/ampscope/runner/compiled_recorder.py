@@ -26,7 +26,7 @@ from ampscope.capture.fused_kernels import noting
 from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
-from ampscope.capture.taps import DRAW, Place, RunningModules, below, tapping
+from ampscope.capture.taps import ACTIVATION, DRAW, Place, RunningModules, below, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
@@ -73,8 +73,10 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         with contextlib.ExitStack() as stack:
             failed = self._taps.failures.append
             stack.enter_context(noting(self._kernels, failed))
-            if self.has_taps:
+            if self.has_taps and self.digests is None:
                 stack.enter_context(tapping(self._taps.look, failed, everything=True))
+            elif self.has_taps:
+                stack.enter_context(tapping(self._digest_output, failed, everything=False))
             if self.has_taps or self.digests is not None:  # no hook: nothing is called in a forward
                 stack.enter_context(REGISTERED.subscribe(self.paths.link))
             patches = stack.enter_context(Patches())
@@ -84,6 +86,16 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
             if self.digests is not None:
                 stack.enter_context(self.ledger.watching(self.digests))
             yield
+
+    def _digest_output(self, place: Place, tensor: Tensor) -> None:
+        """A tensor passes in compiled code, of a run that is compared with another."""
+        if place.role != ACTIVATION or self.digests is None:
+            return
+        begins = self._taps.begins(place)
+        module = below(begins, place.module)
+        if not isinstance(module, nn.Module) or module.training:  # no evaluation
+            path = self._taps.path(begins, place.module)
+            self.digests.tapped(path, place.op, place.line, tensor)
 
     def loss_seen(self, loss: Tensor) -> None:
         """A backward pass of this loss begins."""
@@ -225,7 +237,7 @@ class TapLog:
     def __init__(self, step: Callable[[], int], names: ModulePaths) -> None:
         self.records: list[Tap] = []
         self._names = names
-        self._running = RunningModules()
+        self.begins = RunningModules().begins
         self.failures: list[str] = []  # why a graph got no taps
         self._step = step
         self._order = itertools.count()
@@ -248,8 +260,8 @@ class TapLog:
         if others and self._bad is None:
             self._bad = step
         if (kept or others) and len(self.records) < MOST_TAPS:
-            begins = self._running.begins(place)
-            module, maker = self._path(begins, place.module), self._path(begins, place.maker)
+            begins = self.begins(place)
+            module, maker = self.path(begins, place.module), self.path(begins, place.maker)
             self.records.append(
                 Tap(
                     step, order, module, place.role, maker, place.op, place.line, place.dtype,
@@ -257,7 +269,7 @@ class TapLog:
                 )
             )  # fmt: skip
 
-    def _path(self, begins: object, path: str) -> str:
+    def path(self, begins: object, path: str) -> str:
         """A path below what was compiled as one below the outermost model."""
         parts = path.split(".") if path else []
         while begins is not None and not isinstance(begins, nn.Module) and parts:

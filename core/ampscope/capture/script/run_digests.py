@@ -214,6 +214,16 @@ class RunDigests(StepInstruments):
         found = floating_tensors(output)[:MOST_OUTPUTS]
         self._add_all("activation", ((path, tensor) for tensor in found))
 
+    def tapped(self, module: str, op: str, line: str, output: Tensor) -> None:
+        """A module inside compiled code has made this output, by this op."""
+        if torch._C._current_autograd_node() is not None:  # activation checkpointing in backward
+            return
+        row = self._row("activation")
+        before = len(row.names)
+        self._add_all("activation", iter([(module, output)]))
+        row.ops += [op] * (len(row.names) - before)
+        row.lines += [line] * (len(row.names) - before)
+
     def after_op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An op below autocast has run, outside the optimizers' own steps."""
         if self._step != self._op_step or self._ops >= MOST_OPS or self._is_off:
