@@ -126,7 +126,7 @@ def kill_trainer(
     problems: list[str] = []
     digests: dict[str, str] = {}  # of all lives: the last healthy one may be of the life before
     for kill in range(kills):
-        good_steps, wait = rng.randint(1, 10), rng.uniform(0.0, LIFE_S)
+        good_steps, wait = rng.randint(1, 3), rng.uniform(0.0, LIFE_S)
         report, child = _start(lambda tell: train(folder, good_steps, tell))  # noqa: B023 # at once
         lines = _until_marked(report)
         time.sleep(wait)

@@ -545,3 +545,73 @@ scaler.update()
 """
     assert [f.code.code for f in check_source(Source("t.py", text))] == ["AMP021"]
     assert check_source(Source("t.py", text.replace("restored", "scaler"))) == []
+
+
+HELD = """
+from contextlib import suppress
+
+def evaluate(model, batches, context=suppress):
+    model.eval()
+    for x in batches:
+        with {evaluated}:
+            out = model(x)
+
+def train(model, scaler, optimizer, batches, region=suppress):
+    for x in batches:
+        with region():
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+chosen = suppress
+if torch.cuda.is_available():
+    chosen = {chosen}
+train(model, scaler, optimizer, batches, region=chosen)
+evaluate(model, batches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "evaluated", "found"),
+    [
+        ("torch.cuda.amp.autocast", "torch.no_grad()", ["PRE004"]),
+        ("functools.partial(torch.autocast, 'cuda')", "torch.no_grad()", ["PRE004"]),
+        ("torch.no_grad", "torch.no_grad()", []),  # no value of the name is autocast
+        ("torch.cuda.amp.autocast", "context()", []),  # whatever the caller gives
+        ("torch.cuda.amp.autocast", "chosen()", []),
+    ],
+)
+def test_evaluation_outside_an_autocast_that_a_name_holds(
+    chosen: str, evaluated: str, found: list[str]
+) -> None:
+    text = HELD.format(chosen=chosen, evaluated=evaluated)
+    assert [c for c in codes("import functools\n" + text) if c == "PRE004"] == found
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [("[self.encoder, self.head]", ["PRE004"]), ("[self.loader]", []), ("parts()", [])],
+)
+def test_evaluation_outside_autocast_of_models_in_a_list(parts: str, found: list[str]) -> None:
+    text = f"""
+class Runner:
+    def __init__(self):
+        self.parts = {parts}
+
+    def train(self, batches):
+        for x in batches:
+            with torch.autocast("cuda"):
+                loss = self.head.model(self.encoder.model(x)).mean()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def evaluate(self, batches):
+        for part in self.parts:
+            part.model.eval()
+        for x in batches:
+            with torch.no_grad():
+                out = self.encoder.model(x)
+"""
+    assert codes(text) == found

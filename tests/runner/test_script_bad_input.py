@@ -43,7 +43,7 @@ CASES = (
          "first optimizer step: 'x'", steps=0),
     Case("raises_late", STEPS + "1 / 0", "ZeroDivisionError at raises_late.py:3 after 5 optimizer"),
     Case("imports_itself", "from imports_itself import x", "ImportError at imports_itself.py:1 "
-         "before its first optimizer step: cannot import name 'x' from partially initialized", steps=0),
+         "before its first optimizer step: cannot import name 'x' from partially", steps=0),
     Case("compiles_not", "return 3", "SyntaxError before its first", steps=0),
     Case("never_backward", "print('hi')", "without calling backward", ended="returned", steps=0,
          code=0),

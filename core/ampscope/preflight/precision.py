@@ -25,12 +25,13 @@ LARGEST_FP16 = 65504.0
 SMALLEST_FP16 = 2.0**-25  # what is not above it rounds to zero
 HALF_ULP = {"bf16": 2.0**-9, "fp16": 2.0**-12}  # relative, at the upper end of a binade
 DTYPES: dict[str, Dtype] = {
-    "torch.float16": "fp16",
-    "torch.half": "fp16",
-    "torch.bfloat16": "bf16",
-    "torch.float32": "fp32",
-    "torch.float": "fp32",
-}
+    "torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": "bf16",
+    "torch.float32": "fp32", "torch.float": "fp32",
+}  # fmt: skip
+_AUTOCASTS = {
+    "torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast",
+    "torch.cuda.amp.autocast", "torch.cuda.amp.autocast_mode.autocast", "torch.cpu.amp.autocast",
+}  # fmt: skip
 _ADAMS = ("Adam", "AdamW", "NAdam", "RAdam")
 _LIBRARIES = (  # they scale the loss, or manage precision, out of sight
     "accelerate", "apex", "colossalai", "deepspeed", "fastai", "ignite", "lightning", "mmcv",
@@ -142,14 +143,7 @@ class Precision:
         if not isinstance(node, ast.Call):
             return None
         full = self.source.full_name(node.func)
-        cuda = full == "torch.cuda.amp.autocast"
-        if not cuda and full not in (
-            "torch.autocast",
-            "torch.amp.autocast",
-            "torch.amp.autocast_mode.autocast",
-            "torch.cpu.amp.autocast",
-            "torch.cuda.amp.autocast_mode.autocast",
-        ):
+        if full not in _AUTOCASTS:
             return None
         old = ".amp.autocast" in full and full.split(".")[1] in ("cuda", "cpu")
         given = argument(node, 1, "dtype")
@@ -738,11 +732,8 @@ def _guards(p: Precision, node: ast.BinOp) -> bool:
     if isinstance(up, ast.Attribute):
         return up.attr in ("log", "sqrt", "rsqrt", "reciprocal")
     return isinstance(up, ast.Call) and p.source.full_name(up.func) in (
-        "torch.log",
-        "torch.sqrt",
-        "torch.rsqrt",
-        "torch.reciprocal",
-    )
+        "torch.log", "torch.sqrt", "torch.rsqrt", "torch.reciprocal",
+    )  # fmt: skip
 
 
 def _is_half(p: Precision, node: ast.AST, half: set[str], autocast: bool) -> bool:
@@ -950,11 +941,9 @@ def _made_again(p: Precision) -> Trait | None:
             continue
         name = dotted(statement.targets[0])
         calls = [
-            n
-            for beside in p.source.block(statement)
-            for n in ast.walk(beside)
+            n for beside in p.source.block(statement) for n in ast.walk(beside)
             if isinstance(n, ast.Call)
-        ]
+        ]  # fmt: skip
         loaded = {
             dotted(call.func.value)
             for call in calls
@@ -1075,12 +1064,68 @@ def _renamed(node: ast.AST, by: set[str]) -> Iterator[tuple[str, str]]:
         yield dotted(node.targets[0]), dotted(inner.args[0])
 
 
+def _may_be_autocast(p: Precision, node: ast.expr | None, depth: int = 4) -> bool:
+    """Whether a class or function is autocast's, or a name that somewhere in the file is given it:
+    assigned, or handed to a parameter of that name."""
+    if node is None or not depth:
+        return False
+    if isinstance(node, ast.IfExp):
+        return any(_may_be_autocast(p, part, depth - 1) for part in (node.body, node.orelse))
+    if isinstance(node, ast.Call):  # functools.partial(autocast, …)
+        is_partial = p.source.full_name(node.func) == "functools.partial" and node.args
+        return bool(is_partial) and _may_be_autocast(p, node.args[0], depth - 1)
+    if p.source.full_name(node) in _AUTOCASTS:
+        return True
+    if not isinstance(node, ast.Name):
+        return False
+    handed = [value for c in p.roles.calls if (value := keyword(c, node.id)) is not None]
+    given = [*p.assigned.get(node.id, []), *handed]
+    return any(_may_be_autocast(p, value, depth - 1) for value in given)
+
+
+def _runs_in_autocast(p: Precision, call: ast.Call) -> bool:
+    """Whether a call is written in a region that is on, or that some value of a name makes one."""
+    region = p.region_of(call)
+    if region is not None:
+        return region.on
+    for up in p.source.above(call):
+        if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+        for item in up.items if isinstance(up, ast.With | ast.AsyncWith) else ():
+            held = item.context_expr
+            if isinstance(held, ast.Call) and _may_be_autocast(p, held.func):
+                return True
+    return False
+
+
+def _is_held_context(p: Precision, node: ast.AST) -> bool:
+    """A ``with`` of what a name holds that is not written here: it may be autocast."""
+    for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
+        expression = item.context_expr
+        held = expression.func if isinstance(expression, ast.Call) else expression
+        root = dotted(held).partition(".")[0]
+        if root in p._parameters | {"self"} or _may_be_autocast(p, held):
+            return True
+    return False
+
+
+def _elements(p: Precision, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """``entry, self.a`` and ``entry, self.b`` of ``for entry in (self.a, self.b)``, also of a list
+    by a name that the file assigns once."""
+    if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name):
+        return
+    values = p.assigned.get(dotted(node.iter), [])
+    row = values[0] if len(values) == 1 else node.iter
+    for element in row.elts if isinstance(row, ast.Tuple | ast.List) else ():
+        if dotted(element):
+            yield node.target.id, dotted(element)
+
+
 def _evaluation(p: Precision) -> Iterator[Trait]:
     trained = {
         dotted(c.func)
         for c in p.roles.calls
-        if (r := p.region_of(c)) is not None
-        and r.on
+        if _runs_in_autocast(p, c)
         and any(
             isinstance(n, ast.Call)
             and isinstance(n.func, ast.Attribute)
@@ -1098,9 +1143,7 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
     wrapped = [pair for n in p.source.nodes for pair in _renamed(n, _RENAMING)]
     trained |= {inner for name, inner in wrapped if name in trained}
     called_inside = {
-        dotted(c.func).rpartition(".")[2]
-        for c in p.roles.calls
-        if (r := p.region_of(c)) is not None and r.on
+        dotted(c.func).rpartition(".")[2] for c in p.roles.calls if _runs_in_autocast(p, c)
     }
     called = {dotted(c.func).rpartition(".")[2] for c in p.roles.calls}
     for node in p.source.nodes:
@@ -1117,7 +1160,8 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
             and n.attr in ("backward", "float")
             and not isinstance(n.value, ast.Compare)  # (a == b).float() casts no precision
         ]
-        if regions or backward or "autocast" in p.source.segment(node):
+        held = any(_is_held_context(p, n) for n in inside)
+        if regions or backward or held or "autocast" in p.source.segment(node):
             continue
         evals = {
             dotted(n.func.value)
@@ -1126,6 +1170,9 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
             and isinstance(n.func, ast.Attribute)
             and n.func.attr == "eval"
         }
+        for name, element in {pair for n in inside for pair in _elements(p, n)}:
+            own = [e for e in evals if e == name or e.startswith(f"{name}.")]
+            evals |= {element + e[len(name) :] for e in own}
         copied = [pair for n in inside for pair in _renamed(n, {"deepcopy"})] if "" in evals else []
         looked_at = {name: name for name in trained & evals}
         looked_at |= {name: inner for name, inner in copied if inner in trained}

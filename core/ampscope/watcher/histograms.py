@@ -258,8 +258,8 @@ class TappedHistograms:
         self._has_ended = True
         if not self._heard:
             self._tell(
-                "No tap was heard: the model was compiled before watch(), by a backend "
-                "without AOTAutograd, or not at all. Call watch(…, taps=True) before the first step."
+                "No tap was heard: the model was compiled before watch(), by a backend without "
+                "AOTAutograd, or not at all. Call watch(…, taps=True) before the first step."
             )
         elif Role.GRAD_OUTPUT not in self._heard:
             self._tell(
