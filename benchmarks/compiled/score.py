@@ -113,9 +113,15 @@ def _read(out: Path) -> dict[str, Any]:
     return found
 
 
-def compiled(text: str) -> str:
-    """A program that compiles its model in place; "" of one without a line that makes it."""
-    made, count = _MODEL.subn(r"\g<0>\n\1\2.compile()", text)
+def compiled(text: str, behind: str = "\n") -> str:
+    """A program that compiles its model in place, in a line of its own or ``behind`` another
+    separator; "" of one without a line that makes it."""
+    made, count = _MODEL.subn(
+        lambda line: (
+            line[0] + behind + (line[1] if "\n" in behind else "") + f"{line[2]}.compile()"
+        ),
+        text,
+    )
     return made if count else ""
 
 

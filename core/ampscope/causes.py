@@ -102,5 +102,6 @@ FIX_KINDS: dict[str, str] = {
     "emulate_casts": "Let the compiler round where eager code rounds.",
     "change_backend": "Compile with another backend.",
     "no_compile": "Leave a part uncompiled.",
+    "keep_unfused": "Keep an op out of the compiler's kernels.",
     "none": "Nothing needs to change.",
 }

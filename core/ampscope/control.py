@@ -17,8 +17,9 @@ A control is a list of parts, joined with ``;``. A part is a name, or a name wit
     'fp32;lr:0.1'
 
 ``compiled`` is the unchanged script with torch.compile left on, watched from outside compiled code;
-behind it may stand ``backend:aot_eager``, ``eager_casts``, ``eager_random``, ``taps`` and
-``uncompiled:head``, which change how it is compiled (:mod:`ampscope.analysis.compiled_runs`).
+behind it may stand ``backend:aot_eager``, ``eager_casts``, ``eager_random``, ``taps``,
+``uncompiled:head`` and ``unfused:aten.gelu``, which change how it is compiled
+(:mod:`ampscope.analysis.compiled_runs`).
 What a control does to torch is in :mod:`ampscope.runner.controls` and
 :mod:`ampscope.runner.interventions`, what it does to Keras and Paddle in
 :mod:`ampscope.frameworks.adapters`.
@@ -56,6 +57,7 @@ class _Kind:
 
 _NUMBER, _MODULES, _LINES, _OPS = "NUMBER", "PATH,…", "FILE:LINE,…", "OP=LIST,…"
 _BACKEND = "NAME"  # of torch.compile
+_PACKETS = "OP,…"
 _EXAMPLES: Final = {_MODULES: "encoder.0,head", _LINES: "train.py:41"}
 KINDS: Final[Mapping[str, _Kind]] = {
     BASELINE: _Kind("unchanged"),
@@ -65,6 +67,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "eager_random": _Kind("with eager code's random numbers", is_compiled=True),
     TAPS: _Kind("with taps inside compiled code", is_compiled=True),
     "uncompiled": _Kind("with {} left uncompiled", _MODULES, "no_compile", is_compiled=True),
+    "unfused": _Kind("with {} kept out of fusion", _PACKETS, "keep_unfused", is_compiled=True),
     "fp32": _Kind("in fp32"),
     "bf16": _Kind("in bf16", fix="use_bf16"),
     "add_scaler": _Kind("with a GradScaler added", fix="add_scaler"),

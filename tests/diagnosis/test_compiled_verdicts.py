@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ampscope.analysis.compiled_runs import (
+    DECOMPOSED,
     Layer,
     apart,
     layer,
     left_out,
     next_arm,
     parting,
+    suspect_ops,
     suspects,
     unjudged,
 )
@@ -175,7 +178,7 @@ def test_the_first_tensor_that_differs_is_what_is_left_out_first() -> None:
     taps = [tap(0, *place, total=t) for place, t in zip(order, totals, strict=True)]
     arms = {"": WRONG, "backend:aot_eager": GOOD, "backend:aot_eager;taps": eager}
     made = clean(**arms, eager_casts=WRONG, taps=run(steps(OFF), FRAMES, *taps))
-    assert next_arm(made.runs) is None
+    assert next_arm(made.runs) == DECOMPOSED
     assert suspects(made.runs) == ["net.act", "net"]
     cured = clean(
         **arms,
@@ -210,17 +213,45 @@ def test_what_taps_bring_back_vanishes_when_it_is_observed() -> None:
 def test_arms_run_in_turn_until_the_layer_is_known() -> None:
     """Op by op, the same with taps, with eager code's random numbers, with emulated casts, with
     taps: and no more."""
-    good, asked = {"compiled;backend:aot_eager", "compiled;backend:aot_eager;taps"}, []
+    good, asked = {"compiled;backend:aot_eager", "compiled;backend:aot_eager;taps", DECOMPOSED}, []
     runs = dict(clean(**{"": run(steps(OFF), FRAMES)}).runs)
     while arm := next_arm(runs):
         asked.append(str(arm))
         runs[arm] = run(steps(FALLING if arm in good else OFF), FRAMES, control=arm)
     assert asked == [
         "compiled;backend:aot_eager", "compiled;backend:aot_eager;taps", "compiled;eager_random",
-        "compiled;eager_casts", "compiled;taps",
+        "compiled;eager_casts", "compiled;taps", DECOMPOSED,
     ]  # fmt: skip
     assert layer(runs) is Layer.KERNEL
     assert causes(judged(Evidence(runs, "native"))) == ["compiler_kernel"]
+    decomposed = {**runs, DECOMPOSED: WRONG}
+    assert layer(decomposed) is Layer.DECOMPOSITION
+    found = judged(Evidence(decomposed, "native")).findings[0]
+    assert found.cause == "compiler_kernel"
+    assert "aot_eager_decomp_partition" in found.verdict.reason
+
+
+def test_an_op_that_torchs_own_kernel_cures_is_kept_out_of_fusion() -> None:
+    """The op is that of the graph before decomposition, in the module that the taps point at."""
+    eager = [tap(0, "activation", "act"), replace(tap(0, "saved", "act"), op="aten.tanh")]
+    eager[0] = replace(eager[0], op="aten.gelu")
+    arms = {
+        "": WRONG,
+        "backend:aot_eager": GOOD,
+        "backend:aot_eager;taps": run(steps(), FRAMES, *eager),
+        "eager_casts": WRONG,
+        "taps": run(steps(OFF), FRAMES, tap(0, "activation", "act", total=1.4)),
+    }
+    assert suspect_ops(clean(**arms).runs) == ["aten.gelu", "aten.tanh", "aten.mul"]
+    assert suspect_ops(clean(**{**arms, "taps": arms["backend:aot_eager;taps"]}).runs) == []
+    cured = clean(**arms, **{"unfused:aten.gelu": GOOD, "unfused:aten.tanh": WRONG})
+    finding = judged(cured).findings[0]
+    assert (finding.cause, finding.verdict.op) == ("compiler_kernel", "aten.gelu")
+    assert finding.verdict.fix.controls == ("compiled;unfused:aten.gelu",)
+    compile(finding.verdict.fix.patch, "patch", "exec")
+    in_vain = judged(clean(**arms, **{"unfused:aten.gelu": WRONG})).findings[0]
+    assert in_vain.verdict.op is None
+    assert in_vain.verdict.fix.kind == "change_backend"
 
 
 NEARLY = run(steps([loss * 1.0012 for loss in FALLING]), FRAMES)  # five times rounding
@@ -257,7 +288,7 @@ def test_a_small_distance_is_a_fault_where_nothing_rounds_otherwise() -> None:
         eager_casts=NEARLY,
         taps=NEARLY,
     )
-    assert next_arm(made.runs) is None
+    assert next_arm(made.runs) == DECOMPOSED
     assert causes(judged(made)) == ["compiler_kernel"]
     vanished = {**made.runs, "compiled;taps": GOOD}
     assert judged(Evidence(vanished, "native")).verdict == "no_fault"

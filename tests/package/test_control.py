@@ -103,7 +103,15 @@ def test_each_name_is_applied_offered_and_explained() -> None:
     assert [text.partition(":")[0] for text in INTERVENTIONS.split(", ")] == [
         name for name, kind in KINDS.items() if not kind.is_compiled
     ]
-    compiled = {"compiled", "backend", "eager_casts", "eager_random", "uncompiled", "taps"}
+    compiled = {
+        "compiled",
+        "backend",
+        "eager_casts",
+        "eager_random",
+        "uncompiled",
+        "unfused",
+        "taps",
+    }
     assert {name for name, kind in KINDS.items() if kind.is_compiled} == compiled
     assert {kind.fix for kind in KINDS.values()} - {""} <= set(FIX_KINDS)
     assert Control("init_scale:8;growth_interval:2000").fix_kind == "change_scale"

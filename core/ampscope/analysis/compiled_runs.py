@@ -16,7 +16,10 @@ What compiles takes code through three layers, and each can be had without the n
     compiled;eager_random            all three, with eager code's random numbers
     compiled;eager_casts             all three, rounding wherever eager code rounds
     compiled;taps                    all three, with taps inside the graphs
+    compiled;backend:aot_eager_decomp_partition;eager_random
+                                     as aot_eager, after inductor's decompositions
     compiled;uncompiled:head         all three, but for the module ``head``
+    compiled;unfused:aten.gelu       all three, but torch's own kernel computes the op
 
 :func:`next_arm` names the run that is wanted next, :func:`layer` the layer that is to blame,
 :func:`arms` lists what each run showed. Taps tell where inside (:func:`parting`), and whether
@@ -26,6 +29,7 @@ random numbers repeat (:func:`repeating`).
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,12 +48,15 @@ GRAPH_ALONE = Control(f"{COMPILED};backend:eager")
 EAGER_CASTS = Control(f"{COMPILED};eager_casts")
 TAPPED = Control(f"{COMPILED};{TAPS}")
 AOT_TAPPED = Control(f"{COMPILED};backend:aot_eager;{TAPS}")
+# Dropout is decomposed as well, unless eager code's random numbers are asked for.
+DECOMPOSED = Control(f"{COMPILED};backend:aot_eager_decomp_partition;eager_random")
 FIRST = 5  # steps that are compared number by number; later ones amplify any difference
 TIMES = 10.0  # the distance that half precision's own rounding explains
 NEAR = 3.0  # and what it explains where a run rounds as eager code does
 # Of the numbers' size, in roundings of the format: less than this is no distance of its own.
 ROUNDINGS = 0.25
 DRAW = "draw"  # the role of random numbers
+OF_DECOMPOSITIONS = "decomposed"  # and of what inductor would decompose
 SAME_DRAWS = 4  # of a tensor of random numbers, in a row; with the first five of the same sum
 # Roundings of a tensor's own format, in the sum of its magnitudes: in a sum of many they nearly
 # cancel. A wrong suspect costs one run more: a module is named when leaving it out cured.
@@ -67,6 +74,7 @@ class Layer(StrEnum):
     CAPTURE = "graph capture (Dynamo)"
     GRAPH = "the graph's transformation (AOTAutograd)"
     CASTS = "casts that the compiler left out"
+    DECOMPOSITION = "the compiler's decompositions of ops"
     KERNEL = "the generated kernels"
     RANDOM = "the compiler's random numbers"
     OBSERVED = "the generated kernels, unless they are observed"
@@ -103,8 +111,7 @@ def departure(runs: Mapping[str, RunView]) -> Apart | None:
     found = apart(runs, COMPILED)
     if found is None or not is_near(runs):
         return found
-    is_fault = layer(runs) in (Layer.CAPTURE, Layer.GRAPH, Layer.KERNEL, Layer.RANDOM)
-    return found if is_fault else None
+    return found if layer(runs) not in (None, Layer.CASTS, Layer.OBSERVED) else None
 
 
 def is_near(runs: Mapping[str, RunView]) -> bool:
@@ -165,6 +172,8 @@ _THROUGH = {
     "eager_random": "all three; random numbers as eager code draws them",
     TAPS: "all three; tensors inside the graphs are read",
     "backend:aot_eager;taps": "as with aot_eager; tensors inside the graphs are read",
+    "backend:aot_eager_decomp_partition;eager_random": "Dynamo, AOTAutograd and inductor's "
+    "decompositions; torch's own kernels run the graph",
 }
 
 
@@ -181,6 +190,8 @@ class Arm:
     def through(self) -> str:
         """What of the compiler the run goes through."""
         rest = ";".join(part.text for part in self.control.parts[1:])
+        if self.control.values("unfused"):
+            return "all three, but for ops that torch's own kernels compute"
         return _THROUGH.get(rest, "all but the modules that are left uncompiled")
 
     @property
@@ -224,6 +235,8 @@ def _wanted(runs: Mapping[str, RunView]) -> Iterator[Control]:
             if apart(runs, EAGER_CASTS) is None:  # the rounding that was left out explains it
                 return
         yield TAPPED
+        if layer(runs) is Layer.KERNEL:
+            yield DECOMPOSED
         return
     if _may_draw(runs[AOT_TAPPED]):
         yield EAGER_RANDOM
@@ -233,6 +246,8 @@ def _wanted(runs: Mapping[str, RunView]) -> Iterator[Control]:
     yield EAGER_CASTS
     if apart(runs, EAGER_CASTS) is not None:
         yield TAPPED
+        if layer(runs) is Layer.KERNEL:
+            yield DECOMPOSED
 
 
 def _may_draw(run: RunView) -> bool:
@@ -261,8 +276,10 @@ def layer(runs: Mapping[str, RunView]) -> Layer | None:
         return None
     if apart(runs, EAGER_CASTS) is None:
         return Layer.CASTS
-    vanishes = _judged(runs, TAPPED) and apart(runs, TAPPED) is None
-    return Layer.OBSERVED if vanishes else Layer.KERNEL
+    if _judged(runs, TAPPED) and apart(runs, TAPPED) is None:
+        return Layer.OBSERVED
+    differs = _judged(runs, DECOMPOSED) and apart(runs, DECOMPOSED) is not None
+    return Layer.DECOMPOSITION if differs else Layer.KERNEL
 
 
 def _judged(runs: Mapping[str, RunView], name: str) -> bool:
@@ -338,7 +355,8 @@ def parting(runs: Mapping[str, RunView]) -> Parting | None:
     if TAPPED not in runs or not runs.get(AOT_TAPPED, runs[TAPPED]).taps or AOT_TAPPED not in runs:
         return None
     others = {key: tap for key, tap in _by_place(runs[AOT_TAPPED]) if key}
-    infinite = {tap.step for tap in runs[AOT_TAPPED].taps if tap.nonfinite}
+    graph = runs[AOT_TAPPED].taps
+    infinite = {tap.step for tap in graph if tap.nonfinite and tap.role != OF_DECOMPOSITIONS}
     for key, tap in _by_place(runs[TAPPED]):
         other = others.get(key) if key else None
         if other is None:
@@ -375,6 +393,47 @@ def suspects(runs: Mapping[str, RunView]) -> list[str]:
     found = parting(runs)
     path = found.tap.maker if found is not None else ""
     return [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)] if path else []
+
+
+_OP = re.compile(r"[a-z_]\w*\.[a-z_]\w*", re.IGNORECASE)
+
+
+def suspect_ops(runs: Mapping[str, RunView]) -> list[str]:
+    """Ops for torch's own kernels to compute, likeliest first: what makes the first tensor that
+    differs, where the graph is not decomposed, and what else its module makes in that line; then
+    the op of inductor's graph. None where taps tell nothing."""
+    found = parting(runs)
+    if found is None:
+        return []
+    tap, other = found.tap, found.eager
+    place = tap.maker, tap.line, tap.role == "grad_output"
+    ops = [] if other is None else [other.op]
+    ops += [
+        t.op for t in runs[AOT_TAPPED].taps
+        if t.role != DRAW and (t.maker, t.line, t.role == "grad_output") == place
+    ]  # fmt: skip
+    return [op for op in dict.fromkeys([*ops, tap.op]) if _OP.fullmatch(op)]
+
+
+def decomposed_ops(runs: Mapping[str, RunView]) -> list[str]:
+    """Ops of the graph as it is before inductor decomposes them, in the order of execution."""
+    graph = runs[AOT_TAPPED].taps if AOT_TAPPED in runs else ()
+    return [op for op in dict.fromkeys(tap.op for tap in graph) if _OP.fullmatch(op)]
+
+
+def whole_ops(runs: Mapping[str, RunView], op: str) -> list[Tap]:
+    """Where an op stands in that graph, the first in each module."""
+    graph = runs[AOT_TAPPED].taps if AOT_TAPPED in runs else ()
+    return list({tap.maker: tap for tap in reversed(graph) if tap.op == op}.values())
+
+
+def kept_out(runs: Mapping[str, RunView]) -> Control | None:
+    """The fewest ops that torch's own kernels computed and that brought eager code's numbers back,
+    as the control that does it; None without any."""
+    tried = [Control(name) for name in runs if Control(name).values("unfused")]
+    good = [c.values("unfused") for c in tried if is_back(runs, c)]
+    best = min(good, key=len, default=None)
+    return None if best is None else Control.of(COMPILED, unfused=best)
 
 
 def is_back(runs: Mapping[str, RunView], control: str) -> bool:

@@ -48,6 +48,7 @@ from ampscope.source_lines import line_name
 
 ACTIVATION, GRADIENT, DRAW = "activation", "grad_output", "draw"
 MATMUL, REDUCTION, SAVED = "matmul", "reduction", "saved"
+DECOMPOSED = "decomposed"  # what inductor would decompose: a graph of inductor's has none
 MOST = 400  # places of a graph; beyond, those of ops are left out, and outputs of modules stay
 
 aten = torch.ops.aten
@@ -140,7 +141,10 @@ def _value(node: object) -> Tensor | None:
 
 
 def op_of(node: fx.Node) -> str:
-    """``aten.mul``; of what is no op the node's own name."""
+    """``aten.mul``; of one of several results the op that gives them; of what is no op the node's
+    own name."""
+    if node.target is operator.getitem:
+        node = node.all_input_nodes[0]
     packet = getattr(node.target, "overloadpacket", None)
     return str(packet) if packet is not None else node.name
 
@@ -166,7 +170,8 @@ def _place(node: fx.Node, role: str, module: _Module | None, *, goes_back: bool)
 def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
     """The tensors of a graph to look at, in the order in which it makes them: outputs of modules
     and the gradients there. ``everything``: also results of matmuls and reductions, tensors that
-    are saved for backward, and random numbers."""
+    are saved for backward, random numbers, and of each module's ops that inductor would decompose
+    the first of a kind."""
     goes_back = any(n.op == "placeholder" and is_backward(n) for n in graph.nodes)
     found: dict[fx.Node, list[Place]] = {}
     for module, node in (_gradients(graph) if goes_back else _outputs(graph)).items():
@@ -178,6 +183,13 @@ def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
             role = _role(node, leaving)
             if role == DRAW or (role and node not in found and len(found) < MOST):
                 found.setdefault(node, []).append(_place(node, role, None, goes_back=goes_back))
+        seen: set[tuple[str, str]] = set()
+        for node in graph.nodes:
+            place = _place(node, DECOMPOSED, None, goes_back=goes_back)
+            if node not in found and (place.maker, place.op) not in seen and _is_decomposed(node):
+                seen.add((place.maker, place.op))
+                if len(found) < MOST:
+                    found[node] = [place]
     return [(node, place) for node in graph.nodes for place in found.get(node, ())]
 
 
@@ -192,6 +204,17 @@ def _role(node: fx.Node, leaving: set[fx.Node]) -> str:
         if name in names:
             return role
     return SAVED if node in leaving else ""
+
+
+def _is_decomposed(node: fx.Node) -> bool:
+    if node.op != "call_function" or _value(node) is None:
+        return False
+    from torch._inductor.decomposition import select_decomp_table  # few runs compile
+
+    target = node.all_input_nodes[0].target if node.target is operator.getitem else node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.is_view:
+        return False
+    return target in select_decomp_table()
 
 
 def _is_seeded(node: fx.Node) -> bool:

@@ -23,11 +23,15 @@ from pathlib import Path
 from ampscope.analysis.compiled_runs import (
     AOT_EAGER,
     AOT_TAPPED,
+    DECOMPOSED,
     GRAPH_ALONE,
     Layer,
+    decomposed_ops,
     is_back,
+    kept_out,
     layer,
     next_arm,
+    suspect_ops,
     suspects,
 )
 from ampscope.analysis.evidence import Evidence
@@ -56,6 +60,7 @@ MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
 MAX_COMPILED_RUNS = 8
 MAX_SUSPECTS = 3  # the module that taps point at, and what holds it
+MAX_SUSPECT_OPS = 2
 MAX_SEARCH_S = 60.0  # a search's runs are stopped then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
 
@@ -244,24 +249,42 @@ class DiagnosisPlan:
         return bool(found)
 
     def search_uncompiled(self) -> None:
-        """The smallest set of modules to leave uncompiled, where the compiler is to blame for more
-        than its rounding: first among the modules that own parameters, then among their parents,
-        whose own code may be what is compiled wrongly."""
+        """An op to keep out of the compiler's kernels, and the smallest set of modules to leave
+        uncompiled, where the compiler is to blame for more than its rounding: first among the
+        modules that own parameters, then among their parents, whose own code may be what is
+        compiled wrongly."""
         blamed = layer(self.views)
-        if blamed not in (Layer.KERNEL, Layer.GRAPH, Layer.CAPTURE):
+        if blamed not in (Layer.KERNEL, Layer.DECOMPOSITION, Layer.GRAPH, Layer.CAPTURE):
             return
         took = self.views[COMPILED].outcome.elapsed_s  # compiling takes most of it
         deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_SUSPECTS * took)
         # What differs without inductor already is searched without it: that compiles nothing.
-        through = {Layer.GRAPH: AOT_EAGER, Layer.CAPTURE: GRAPH_ALONE}.get(blamed, COMPILED)
+        without = {
+            Layer.GRAPH: AOT_EAGER, Layer.CAPTURE: GRAPH_ALONE, Layer.DECOMPOSITION: DECOMPOSED,
+        }  # fmt: skip
+        through = without.get(blamed, COMPILED)
+
+        def is_cure(control: Control) -> bool:
+            done = self.control_until(deadline, control)
+            return done is not None and is_back(self.views, control)
 
         def cures(paths: tuple[str, ...]) -> bool:
-            control = Control.of(through, uncompiled=paths)
-            return self.control_until(deadline, control) is not None and is_back(
-                self.views, control
-            )
+            return is_cure(Control.of(through, uncompiled=paths))
 
+        if blamed is Layer.KERNEL:
+            ops = suspect_ops(self.views)[:MAX_SUSPECT_OPS]
+            any(is_cure(Control.of(COMPILED, unfused=(op,))) for op in ops)
+        if blamed is Layer.DECOMPOSITION:
+            ops = decomposed_ops(self.views)
+
+            def is_whole(part: tuple[str, ...]) -> bool:
+                return is_cure(Control.of(through, unfused=part))
+
+            if smallest_set(ops, is_whole, MAX_SEARCH_RUNS):
+                return
         if any(cures((path,)) for path in suspects(self.views)[:MAX_SUSPECTS]):
+            return
+        if kept_out(self.views) is not None:  # the op is known: its module is not worth more runs
             return
         most = MAX_COMPILED_RUNS if through == COMPILED else MAX_SEARCH_RUNS
         owners = names = result.modules_with_parameters(self.views["as_is"])

@@ -11,10 +11,12 @@ from ampscope.analysis.compiled_runs import (
     Apart,
     Layer,
     departure,
+    kept_out,
     layer,
     left_out,
     parting,
     repeating,
+    whole_ops,
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import BASELINE, COMPILED, Control
@@ -48,26 +50,38 @@ def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, f
     if blamed not in layers:
         return passed(f"It is {blamed}.")
     use = runs[COMPILED].use(COMPILED_FRAMES)
-    searched = blamed in (Layer.KERNEL, Layer.GRAPH, Layer.CAPTURE)
+    is_kernel = blamed in (Layer.KERNEL, Layer.DECOMPOSITION)
+    searched = is_kernel or blamed in (Layer.GRAPH, Layer.CAPTURE)
     alone = left_out(runs) if searched else None
+    unfused = kept_out(runs) if is_kernel else None
     modules = alone.values("uncompiled") if alone is not None else ()
+    # Whatever comes behind a wrong decomposition differs too: it is found by leaving ops whole.
     inside = parting(runs) if blamed is Layer.KERNEL else None
     drawn = repeating(runs) if blamed is Layer.RANDOM else None
     module = modules[0] if len(modules) == 1 else (drawn.maker or None) if drawn else None
-    # Taps name an op only where leaving its module out brings eager code's numbers back as well.
-    is_there = inside is not None and bool(module) and module in _around(inside.tap.maker)
+    # Taps name an op only where leaving its module out brings eager code's numbers back as well,
+    # or torch's own kernel for it does.
+    is_there = inside is not None and (
+        unfused is not None or (bool(module) and module in _around(inside.tap.maker))
+    )
     tap = inside.tap if inside is not None and is_there else drawn
     words = f" {inside.words}" if inside is not None and (is_there or inside.is_nonfinite) else ""
     words += "" if tap is None else _kernel(tap, runs[COMPILED].kernels)
+    if blamed is Layer.DECOMPOSITION and unfused is not None:
+        ops = unfused.values("unfused")
+        words = f" With {', '.join(ops)} not decomposed it does."
+        places = [place for op in ops for place in whole_ops(runs, op)]
+        tap = places[0] if places else None
+        module = places[0].maker or None if len(places) == 1 else module
     return Verdict(
         Status.FOUND,
         f"Eager code trains; compiled, {found.words}. {text}{words}",
         module=module,
-        op=tap.op if tap is not None else None,
+        op=unfused.values("unfused")[0] if unfused else tap.op if tap is not None else None,
         step=found.step,
         line=(tap.line if tap is not None else "") or (use.line if use else ""),
         evidence=_measured(found),
-        fix=fix if alone is None else _uncompiled(alone),
+        fix=_unfused(unfused) if unfused else fix if alone is None else _uncompiled(alone),
     )
 
 
@@ -107,6 +121,33 @@ def _uncompiled(control: Control) -> Fix:
         f"# before torch.compile\n{lines}",
         (control,),
     )
+
+
+def _unfused(control: Control) -> Fix:
+    """The op was found by runs."""
+    ops = control.values("unfused")
+    names = ", ".join(ops)
+    packets = "".join(f"torch.ops.{op}, " for op in ops)
+    return Fix(
+        "keep_unfused",
+        f"Keep {names} out of the compiler's kernels: torch's own kernel computes it.",
+        _UNFUSED.format(packets=packets.rstrip() if len(ops) == 1 else packets.rstrip(", ")),
+        (control,),
+    )
+
+
+_UNFUSED = """# before the first compiled call
+import torch._inductor.config as inductor
+from torch._inductor import decomposition, lowering
+
+inductor.force_disable_caches = True  # code compiled before would be taken from there
+for packet in ({packets}):
+    for op in (getattr(packet, name) for name in packet.overloads()):
+        if not op._schema.is_mutable and not op.is_view:
+            decomposition.decompositions.pop(op, None)
+            decomposition.fast_random_decomps().pop(op, None)
+            lowering.make_fallback(op)
+"""
 
 
 def _measured(found: Apart) -> tuple[Measurement, ...]:

@@ -554,6 +554,61 @@ def _inductor(setting: str) -> AbstractContextManager[object]:
     return changed
 
 
+@contextlib.contextmanager
+def unfused(names: str) -> Iterator[None]:
+    """Inductor calls torch's own kernels for these ops (``aten.gelu,aten.mul``), and generates no
+    code for them: they have neither a decomposition nor a lowering of their own.
+
+    A script may put one in itself, so it is done again as each compilation begins. The caches of
+    compiled graphs are off: nothing in their keys tells of this.
+    """
+    # Few runs compile.
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._dynamo.callback import callback_handler
+    from torch._inductor import decomposition, lowering
+
+    ops = [op for name in names.split(",") for op in _overloads(name)]
+    sets = lowering.fallbacks, lowering.needs_realized_inputs
+    added = [{op for op in ops if op not in known} for known in sets]
+    lowered = {op: lowering.lowerings[op] for op in ops if op in lowering.lowerings}
+    taken: dict[Any, Any] = {}
+
+    def take_out(*_: object) -> None:
+        merged = decomposition.fast_random_decomps  # made once, of what the script put in by then
+        for op in ops:
+            if op in decomposition.decompositions:
+                taken[op] = decomposition.decompositions.pop(op)
+            if merged.cache_info().currsize:
+                merged().pop(op, None)
+            lowering.make_fallback(op, warn=False)
+
+    callback_handler.register_start_callback(take_out)
+    try:
+        with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+            yield
+    finally:
+        with contextlib.suppress(ValueError):  # torch.compiler.reset has removed it
+            callback_handler.remove_start_callback(take_out)
+        decomposition.decompositions.update(taken)
+        decomposition.fast_random_decomps.cache_clear()
+        for known, new in zip(sets, added, strict=True):
+            known -= new
+        for op in ops:
+            lowering.lowerings.pop(op, None)
+        lowering.lowerings.update(lowered)
+
+
+def _overloads(name: str) -> list[Any]:
+    """The functional forms of ``aten.gelu``; none of a view, which is no kernel, and of no op."""
+    space, _, op = name.partition(".")
+    packet = getattr(getattr(torch.ops, space), op, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    found = (getattr(packet, overload) for overload in packet.overloads())
+    return [one for one in found if not one._schema.is_mutable and not one.is_view]
+
+
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": everything_fp32,
     "bf16": half_as_bf16,
@@ -575,6 +630,7 @@ _VALUED: dict[str, tuple[Callable[[Any], AbstractContextManager[object]], type]]
     "eps": (larger_eps, float),
     "op_lists": (_changed_lists, str),
     "backend": (_compiled_by, str),
+    "unfused": (unfused, str),
 }
 
 
