@@ -8,9 +8,11 @@ without the fault. Eager code is right in both.
     python -m benchmarks.compiled.score --table benchmarks/results/compiled.json docs/compiled.md
 
     python -m benchmarks.compiled.score --programs --out benchmarks/results/compiled.json
+    python -m benchmarks.compiled.score --variations --out benchmarks/results/compiled.json
 
 ``--programs`` diagnoses the fault generator's healthy programs (``benchmarks/faults/programs``)
 with one line more, which compiles their model: other code, nothing planted, no compiler changed.
+``--variations`` diagnoses the scripts of ``healthy/``: one way to use torch.compile each.
 
 A fault is *named* when the first finding has its cause; its module counts apart. Times are of the
 processor too: on a shared machine the wall clock tells little. ``own`` is the script alone.
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
+VARIATIONS = Path(__file__).parent / "healthy"
 PROGRAMS = Path(__file__).parents[1] / "faults" / "programs"
 PROGRAM_STEPS = 20
 # The line of a program that makes its model.
@@ -77,16 +80,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time", action="store_true", help="run each script alone as well")
     parser.add_argument("--programs", action="store_true", help="healthy programs, compiled")
+    parser.add_argument("--variations", action="store_true", help="ways to use torch.compile")
     parser.add_argument("--table", nargs=2, type=Path)
     asked = parser.parse_args()
     if asked.table:
         results, page = asked.table
         put_table(page, json.loads(results.read_text()))
         return
-    if asked.programs:
+    if asked.programs or asked.variations:
         every = sorted(p.stem for p in PROGRAMS.glob("*.py") if compiled(p.read_text()))
+        if asked.variations:
+            every = sorted(p.stem for p in VARIATIONS.glob("*.py") if p.stem != "parts")
         for name in every if asked.only == sorted(KEYS) else asked.only:
-            add(asked.out, program(name))
+            add(asked.out, variation(name) if asked.variations else program(name))
         return
     for form in asked.forms:
         for kind in asked.only:
@@ -128,15 +134,27 @@ def compiled(text: str, behind: str = "\n") -> str:
 def program(name: str) -> dict[str, Any]:
     """A healthy program of the fault generator, compiled and diagnosed."""
     with tempfile.TemporaryDirectory() as folder:
-        script, out = Path(folder) / f"{name}.py", Path(folder) / "found.json"
+        script = Path(folder) / f"{name}.py"
         script.write_text(compiled((PROGRAMS / f"{name}.py").read_text()))
+        return healthy(script, "program")
+
+
+def variation(name: str) -> dict[str, Any]:
+    """A healthy script that uses torch.compile in its own way, diagnosed."""
+    return healthy(VARIATIONS / f"{name}.py", "variation")
+
+
+def healthy(script: Path, form: str) -> dict[str, Any]:
+    """A healthy script, diagnosed."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
         command = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
         command += ["--steps", str(PROGRAM_STEPS), "--json", str(out)]
         whole = timed([*command, "--store", f"{folder}/runs.db", str(script)])
         found = _read(out)
     first: dict[str, Any] = next(iter(found.get("findings", [])), {})
     return {
-        "kind": name, "seed": 0, "form": "program", "verdict": found["verdict"],
+        "kind": script.stem, "seed": 0, "form": form, "verdict": found["verdict"],
         "cause": first.get("cause"), "module": first.get("module"), "op": first.get("op"),
         "explanation": first.get("explanation") or found.get("undecided"),
         "notes": found.get("notes"), "runs": sorted(found.get("runs", {})),
@@ -208,7 +226,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"- with the module: {sum(placed)} of {len(placed)} that have one",
         f"- false alarms: {sum(r['verdict'] == 'fault' for r in healthy)} of {len(healthy)} "
         "healthy scripts with the same machinery",
-        *_programs([r for r in rows if r["form"] == "program"]),
+        *_judged([r for r in rows if r["form"] == "program"], "healthy programs, compiled"),
+        *_judged([r for r in rows if r["form"] == "variation"], "ways to use torch.compile"),
         "",
         "| planted into the compiler | named | module | processor time: script, diagnosis |",
         "|---|---|---|---|",
@@ -223,15 +242,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _programs(rows: list[dict[str, Any]]) -> list[str]:
-    """A line on the programs; none without any."""
+def _judged(rows: list[dict[str, Any]], what: str) -> list[str]:
+    """A line on healthy scripts; none without any."""
     if not rows:
         return []
     judged = [r for r in rows if not any("was not judged" in note for note in r["notes"] or ())]
     alarms = sum(r["verdict"] == "fault" for r in judged)
     unclear = sum(r["verdict"] == "inconclusive" for r in judged)
     return [
-        f"- false alarms: {alarms} of {len(judged)} healthy programs, compiled; undetermined: "
+        f"- false alarms: {alarms} of {len(judged)} {what}; undetermined: "
         f"{unclear}; compiled code not judged in {len(rows) - len(judged)} more"
     ]
 
