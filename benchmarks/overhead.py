@@ -13,7 +13,7 @@ out and named; `--peers DIR` adds folders to look for them (pip install --target
 
 `--taps` compiles the training twice, with taps and without: what taps cost the generated code
 itself is part of the ratio then. Graph breaks, and graphs compiled after the first round, are
-counted.
+counted; and the losses of the first steps of both trainings, which begin alike, are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import random
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +32,8 @@ import torch
 from contest import setting
 from overhead_contestants import Contestant, Session, ampscope_contestants
 from overhead_peers import peers
+from overhead_watch import DEFAULT, watch_contestants
 from overhead_watch import GOALS as WATCH_GOALS
-from overhead_watch import watch_contestants
 from torch._dynamo.utils import counters
 
 from ampscope.policy.rehearsal import cuda_autocast_lists
@@ -44,6 +44,7 @@ PROBE_GOALS = {
     "every layer, one step in ten": 1.03,
     "hooks idle": 1.01,
 }
+COMPARED_STEPS = 10  # of two trainings, with taps and without
 MODELS = ("gpt:small", "gpt:medium", "resnet:small")
 Line = dict[str, object]
 
@@ -113,7 +114,9 @@ def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> 
             tapped = Session(workload, size, torch.device(device), policy, precision)
             tapped.model.compile(backend=_inductor)  # type: ignore[no-untyped-call]  # as above
             own = watch_contestants(tapped, taps=True)
+            moved = by_taps(session, tapped, own[DEFAULT])
         else:
+            moved = None
             own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
         goals = PROBE_GOALS if what == "probe" else WATCH_GOALS[device]
         others, absent = ({}, ["all: --alone"]) if asked.alone else peers(session)
@@ -124,11 +127,24 @@ def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> 
         "policy": policy,
         "compiled": asked.compiled,
         "taps": asked.taps,
+        "moved_by_taps": moved,
         "contestants": lines,
         "goals": verdicts,
         "absent_peers": absent,
         "elements_counted_a_step": session.recorded(),
     }
+
+
+def by_taps(bare: Session, tapped: Session, watched: Contestant) -> Line:
+    """What taps do to the losses of the first steps: how many stay alike bit by bit, and the
+    largest change as a share of the loss. The graphs are made here, with taps and without."""
+    losses = []
+    for session, attached in ((bare, nullcontext), (tapped, watched.attached)):
+        torch.manual_seed(0)
+        with attached():
+            losses.append([session.train().item() for _ in range(COMPARED_STEPS)])
+    shares = [abs(a - b) / abs(a) for a, b in zip(*losses, strict=True)]
+    return {"steps": COMPARED_STEPS, "alike": shares.count(0.0), "largest_share": max(shares)}
 
 
 def _inductor(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:

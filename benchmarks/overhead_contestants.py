@@ -54,8 +54,9 @@ class Session:
         with self.arithmetic or nullcontext():
             self.train()
 
-    def train(self) -> None:
-        training_step(self.training, self.training.real_batch(next(self.batches)))
+    def train(self) -> torch.Tensor:
+        """The loss of one step."""
+        return training_step(self.training, self.training.real_batch(next(self.batches)))
 
     def wait(self) -> None:
         """For the device."""

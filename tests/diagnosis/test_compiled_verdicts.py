@@ -16,6 +16,7 @@ from ampscope.analysis.compiled_runs import (
     DECOMPOSED,
     Layer,
     apart,
+    arms,
     layer,
     left_out,
     next_arm,
@@ -252,6 +253,29 @@ def test_an_op_that_torchs_own_kernel_cures_is_kept_out_of_fusion() -> None:
     in_vain = judged(clean(**arms, **{"unfused:aten.gelu": WRONG})).findings[0]
     assert in_vain.verdict.op is None
     assert in_vain.verdict.fix.kind == "change_backend"
+
+
+def test_a_clip_to_the_same_limit_does_not_hide_what_rounding_does_to_a_norm() -> None:
+    """Eager code and its fp32 control see a norm before and after the clip, compiled code one."""
+    eager = run(steps(unclipped_norm=1.24168, grad_norm=1.0), notes=(COMPILED_NOTE,))
+    fp32 = run(steps(unclipped_norm=1.23891, grad_norm=1.0))
+    compiled = run(steps(unclipped_norm=None, grad_norm=1.2389), FRAMES)
+    made = Evidence({"as_is": eager, "fp32": fp32, "compiled": compiled}, "native")
+    assert next_arm(made.runs) is None
+    assert judged(made).verdict == "no_fault"
+    far = run(steps(unclipped_norm=None, grad_norm=1.4), FRAMES)
+    assert apart({**made.runs, "compiled": far}, "compiled") is not None
+
+
+def test_what_taps_do_to_the_loss_is_measured_where_both_runs_are_there() -> None:
+    moved = run(steps([FALLING[0] * 1.0002, *FALLING[1:]]), FRAMES)
+    made = clean(**{"": GOOD, "taps": moved, "backend:aot_eager;taps": moved})
+    shown = {arm.control: arm for arm in arms(made.runs)}
+    assert shown["compiled;taps"].by_taps == pytest.approx(2e-4)
+    assert "at most 2.0e-04 of it" in shown["compiled;taps"].words
+    assert shown["compiled;backend:aot_eager;taps"].by_taps is None  # its own pair was not run
+    same = arms(clean(**{"": GOOD, "taps": GOOD}).runs)[-1]
+    assert same.words.endswith("they do not move it in its first steps")
 
 
 NEARLY = run(steps([loss * 1.0012 for loss in FALLING]), FRAMES)  # five times rounding

@@ -185,6 +185,7 @@ class Arm:
     control: Control
     apart: Apart | None
     unjudged: str
+    by_taps: float | None = None  # the share of the loss by which taps move it at most
 
     @property
     def through(self) -> str:
@@ -199,14 +200,33 @@ class Arm:
         """What it showed."""
         if self.unjudged:
             return f"not judged: {self.unjudged}"
-        return "as eager code, up to rounding" if self.apart is None else self.apart.words
+        said = "as eager code, up to rounding" if self.apart is None else self.apart.words
+        if self.by_taps is None:
+            return said
+        moved = f"move it by at most {self.by_taps:.1e} of it" if self.by_taps else "do not move it"
+        return f"{said}; beside the same run without taps, they {moved} in its first steps"
 
 
 def arms(runs: Mapping[str, RunView]) -> list[Arm]:
     """All compiled runs, as the script asks first, then in the order in which they were made."""
     named = [Control(name) for name in runs if Control(name).is_compiled]
     named.sort(key=lambda control: control != COMPILED)
-    return [Arm(name, apart(runs, name), unjudged(runs, name, 1)) for name in named]
+    return [
+        Arm(name, apart(runs, name), unjudged(runs, name, 1), moved_by_taps(runs, name))
+        for name in named
+    ]
+
+
+def moved_by_taps(runs: Mapping[str, RunView], control: Control) -> float | None:
+    """The largest share of the loss by which taps move it in the first steps: ``control`` beside
+    the same without taps; None where one of both is missing, or a loss is not finite."""
+    without = ";".join(part.text for part in control.parts if part.name != TAPS)
+    if TAPS not in control.names or without not in runs:
+        return None
+    pairs = list(zip(runs[control].steps, runs[without].steps, strict=False))[:FIRST]
+    losses = [(a.loss, b.loss) for a, b in pairs if a.loss is not None and b.loss]
+    shares = [abs(a - b) / abs(b) for a, b in losses]
+    return max(shares) if shares and all(map(math.isfinite, shares)) else None
 
 
 def next_arm(runs: Mapping[str, RunView]) -> Control | None:
@@ -486,7 +506,7 @@ def _numbers_apart(
             return Apart(what, step, own[0], others[0])
     rows = [row for row in rows[:FIRST] if math.isfinite(row[1][0])]
     size = max((abs(x) for _, _, others, _ in rows for x in others if math.isfinite(x)), default=0)
-    rounding = max((_distance(o, e) for _, _, o, e in rows if e), default=0.0)
+    rounding = max((_farthest(o, e) for _, _, o, e in rows if e), default=0.0)
     allowed = times * max(rounding, ROUNDINGS * _epsilon(eager) * size)
     for step, own, others, its_exact in rows:
         if _distance(own, others) > allowed:
@@ -499,6 +519,15 @@ def _distance(first: tuple[float, ...], second: tuple[float, ...]) -> float:
     """The least between any of both; none where one is not finite."""
     pairs = [abs(a - b) for a in first for b in second]
     return min((d for d in pairs if math.isfinite(d)), default=0.0)
+
+
+def _farthest(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    """The distance of two runs that were read alike: the largest, for clipped norms are the limit
+    in both; none where one is not finite."""
+    if len(first) != len(second):
+        return _distance(first, second)
+    apart = (abs(a - b) for a, b in zip(first, second, strict=True))
+    return max((d for d in apart if math.isfinite(d)), default=0.0)
 
 
 def _epsilon(eager: RunView) -> float:

@@ -28,6 +28,7 @@ from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import (
     SEARCHED,
     USE_BF16,
+    CompiledRun,
     DiagnosisResult,
     Trial,
     is_everything,
@@ -155,6 +156,7 @@ class _Conclusion:
     lead: Lead | None
     rules: str
     rank: int | None = None
+    compiled: tuple[CompiledRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

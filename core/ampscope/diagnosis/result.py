@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ampscope.analysis.compiled_runs import arms
 from ampscope.analysis.control_losses import difference, draws_otherwise
 from ampscope.analysis.evidence import Lead, lead
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
@@ -27,6 +28,16 @@ OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledRun:
+    """A run with torch.compile on: what of the compiler it goes through, and what it showed beside
+    the eager one, in words."""
+
+    control: str
+    through: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class DiagnosisResult:
     """Everything that a surface shows of one diagnosis."""
 
@@ -46,6 +57,7 @@ class DiagnosisResult:
     lead: Lead | None = None  # where to look when no rule names a cause
     rules: str = ""  # the version of the rules that drew a stored conclusion; "" of today's
     rank: int | None = None  # that was judged; None of a script that trains in one process
+    compiled: tuple[CompiledRun, ...] = ()  # beside the eager one, in the order that was made
 
     @property
     def was_stopped(self) -> bool:
@@ -128,6 +140,10 @@ def report_of(
         lead=None if diagnosis.findings else lead(views["as_is"], views.get("fp32")),
         precision=precision_use(views["as_is"], views.get("fp32")),
         rank=outcome.rank if outcome.ranks > 1 else None,
+        compiled=tuple(
+            CompiledRun(arm.control, arm.through, arm.words)
+            for arm in (arms(views) if COMPILED in views else ())
+        ),
     )
 
 

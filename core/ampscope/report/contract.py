@@ -58,6 +58,10 @@ def document(report: DiagnosisResult) -> dict[str, Any]:
             }
             for t in report.trials
         ],
+        # Runs with torch.compile on, beside the eager one: each leaves out a layer of the compiler.
+        "compiled": [
+            {"control": c.control, "through": c.through, "said": c.words} for c in report.compiled
+        ],
         "runs": {name: info.id for name, info in report.runs.items()},
         "notes": list(report.notes),
     }

@@ -583,6 +583,7 @@ def unfused(names: str) -> Iterator[None]:
                 merged().pop(op, None)
             lowering.make_fallback(op, warn=False)
 
+    take_out()  # a script's torch.compiler.reset takes the call below away
     callback_handler.register_start_callback(take_out)
     try:
         with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):

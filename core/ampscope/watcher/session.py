@@ -62,7 +62,9 @@ INSIDE_TEXT = (
 )
 TAPS_TEXT = (
     "{} is compiled, with taps in its graphs: outputs of modules and the gradients there are "
-    "counted. What computes nothing of its own there has no tap."
+    "counted. What computes nothing of its own there has no tap. A tensor that is read is kept in "
+    "memory, so the last bits of a loss may differ from those of the same training without taps: "
+    "docs/compiled.md has by how much, and how to measure it in yours."
 )
 UNSEEN_TEXT = (
     "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
