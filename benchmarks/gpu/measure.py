@@ -366,6 +366,38 @@ def zoo(part: Part) -> None:
         part.add(case, entry | {"found": part.found(f"{case}.json")})
 
 
+# Does a diagnosis find what only the device's compiled code does wrong?
+
+
+def compiled(part: Part) -> None:
+    """The scripts of ``benchmarks/compiled``, faulty and healthy in turn, then some ways to use
+    torch.compile that are healthy."""
+    kinds = sorted(p.stem for p in (BENCHMARKS / "compiled/scripts").glob("*.py"))
+    scripts = [(k, form) for k in kinds if k != "nets" for form in ("faulty", "healthy")]
+    ways = ["fullgraph_bf16", "amp_with_scaler", "dynamic_batch", "max_autotune", "channels_last"]
+    asked = [("--only", kind, "--forms", form) for kind, form in scripts]
+    asked += [("--variations", "--only", way) for way in ways]
+    if part.dry:
+        asked = [("--only", "stale_buffer", "--forms", "healthy")]
+    for words in asked:
+        name = " ".join(word for word in words if not word.startswith("--"))
+        if part.left_s() < 30:
+            part.add(name, {"note": "no time was left"})
+            continue
+        rows = part.folder / f"{name.replace(' ', '_')}.json"
+        command = (sys.executable, "-m", "benchmarks.compiled.score", *words, "--out", rows)
+        entry = part.call(*command)
+        if found := part.found(rows.name):
+            (row,) = found["rows"]
+            entry |= {key: row.get(key) for key in ("verdict", "cause", "named", "module", "op")}
+            entry["row"] = row
+        else:
+            entry["status"] = entry["status"] or 1
+        if part.dry:
+            entry["note"] = f"the CPU's compiled code: the device's {NEEDS_A_GPU}"
+        part.add(name, entry)
+
+
 # 8. What NVML says beside a run, against nvidia-smi.
 
 QUERY = "name,power.draw,clocks.sm,clocks.mem,temperature.gpu,memory.used,utilization.gpu"
@@ -471,7 +503,19 @@ def step_on_device(part: Part, precision: str, every: int | None) -> Entry:
 
 PARTS: dict[str, Callable[[Part], None]] = {
     f.__name__: f
-    for f in (tests, rehearsed, kernel, overhead, ceilings, cores, batch, telemetry, zoo, norms)
+    for f in (
+        tests,
+        rehearsed,
+        kernel,
+        overhead,
+        ceilings,
+        cores,
+        batch,
+        telemetry,
+        zoo,
+        norms,
+        compiled,
+    )
 }
 
 

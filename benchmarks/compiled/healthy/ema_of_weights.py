@@ -2,7 +2,7 @@
 
 import copy
 
-from parts import STEPS, cross_entropy, features, mlp, tell, torch
+from parts import DEVICE, STEPS, cross_entropy, features, mlp, tell, torch
 
 net = mlp()
 average = copy.deepcopy(net).requires_grad_(False)
@@ -10,7 +10,7 @@ model, judge = torch.compile(net), torch.compile(average)
 optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
 for step in range(STEPS):
     x, y = features()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         loss = cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()

@@ -1,6 +1,6 @@
 """A frozen encoder with flex_attention, compiled, below a head that is trained."""
 
-from parts import WORDS, F, nn, sentences, torch, train
+from parts import DEVICE, WORDS, F, nn, sentences, torch, train
 from torch.nn.attention.flex_attention import flex_attention
 
 
@@ -27,7 +27,7 @@ class Tagger(nn.Module):
         self.encoder.compile()
 
     def forward(self, tokens):
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch.autocast(DEVICE, enabled=False):
             x = self.encoder(tokens)
         return self.head(F.gelu(self.up(x)))
 

@@ -6,6 +6,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cuda":
+    torch.set_default_device(DEVICE)
 torch.manual_seed(0)
 torch.set_num_threads(1)
 STEPS = 16
@@ -115,10 +118,10 @@ def train(
 ):
     """AdamW under autocast; with a GradScaler in fp16."""
     optimizer = torch.optim.AdamW(parameters, lr=lr)
-    scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16, init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(DEVICE, enabled=dtype is torch.float16, init_scale=2.0**10)
     for step in range(steps):
         x, y = data()
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(DEVICE, dtype=dtype):
             loss = loss_of(model(x), y)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
@@ -133,6 +136,7 @@ def tell(step, loss):
 
 
 __all__ = [
-    "GPT", "STEPS", "WORDS", "Attention", "Block", "Convolutions", "F", "cross_entropy", "features",
-    "math", "mlp", "nn", "pictures", "sentences", "tell", "torch", "train",
+    "DEVICE", "GPT", "STEPS", "WORDS", "Attention", "Block", "Convolutions", "F",
+    "cross_entropy", "features", "math", "mlp", "nn", "pictures", "sentences", "tell", "torch",
+    "train",
 ]  # fmt: skip

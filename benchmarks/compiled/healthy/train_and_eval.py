@@ -1,13 +1,13 @@
 """Batch norm in training and in evaluation: two compilations of one model."""
 
-from parts import STEPS, Convolutions, cross_entropy, pictures, tell, torch
+from parts import DEVICE, STEPS, Convolutions, cross_entropy, pictures, tell, torch
 
 net = Convolutions()
 model = torch.compile(net)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 for step in range(STEPS):
     x, y = pictures()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         loss = cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()

@@ -1,6 +1,6 @@
 """A generator and a critic, both compiled, each with an optimizer."""
 
-from parts import STEPS, F, mlp, tell, torch
+from parts import DEVICE, STEPS, F, mlp, tell, torch
 
 maker, critic = mlp(4, 32, 2), mlp(2, 32, 1)
 make, judge = torch.compile(maker), torch.compile(critic)
@@ -8,7 +8,7 @@ optimizers = [torch.optim.Adam(m.parameters(), lr=1e-3, betas=(0.5, 0.9)) for m 
 for step in range(STEPS):
     angle = 6.28 * torch.rand(64)
     real, noise = torch.stack([angle.cos(), angle.sin()], 1), torch.randn(64, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         fake = make(noise)
         loss = (
             F.softplus(-judge(real).float()).mean()
@@ -17,7 +17,7 @@ for step in range(STEPS):
     optimizers[1].zero_grad()
     loss.backward()
     optimizers[1].step()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         loss = F.softplus(-judge(make(noise)).float()).mean()
     optimizers[0].zero_grad()
     loss.backward()

@@ -1,6 +1,6 @@
 """Forward pass, backward pass and update in one compiled function."""
 
-from parts import STEPS, cross_entropy, features, mlp, tell, torch
+from parts import DEVICE, STEPS, cross_entropy, features, mlp, tell, torch
 
 net = mlp()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -8,7 +8,7 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 @torch.compile
 def step_of(x, y):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         loss = cross_entropy(net(x), y)
     loss.backward()
     optimizer.step()

@@ -23,7 +23,7 @@ class Sums(nn.Module):
         offset = 100.0
         if not (FAULTY and torch.compiler.is_compiling()):
             x = x.float()
-        count = torch.arange(1, x.shape[-1] + 1, dtype=torch.float32)
+        count = torch.arange(1, x.shape[-1] + 1, dtype=torch.float32, device=x.device)
         return torch.tanh(running(x + offset).float() - offset * count)
 
 

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 SEED = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 FAULTY = "--healthy" not in sys.argv
 STEPS = 14
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cuda":
+    torch.set_default_device(DEVICE)
 torch.manual_seed(SEED)
 # Neither cache knows what a script changes in the compiler; kernels are known by their text.
 functorch.enable_autograd_cache = False
@@ -104,12 +107,12 @@ def train(
     sizes = batch if isinstance(batch, list) else [batch]
     model = torch.compile(net, **(compiled or {}))
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
-    scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16, init_scale=scale)
+    scaler = torch.amp.GradScaler(DEVICE, enabled=dtype is torch.float16, init_scale=scale)
     for step in range(STEPS):
         rows = torch.randint(0, len(x), (sizes[step % len(sizes)],))
         if call is not None:
             call(step)
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(DEVICE, dtype=dtype):
             logits = model(x[rows])
             loss = F.cross_entropy(logits.float(), y[rows])
         optimizer.zero_grad()
