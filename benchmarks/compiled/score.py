@@ -61,6 +61,7 @@ KEYS = {
     "saved_dtype": Key("saved tensors with two bits of mantissa", KERNEL, ()),
     "custom_op_autocast": Key("custom op without its cast to fp32", GRAPH, ACT),
     "wrong_decomposition": Key("GELU with another constant", KERNEL, ACT),
+    "wrong_lowering": Key("tanh in generated code too large", KERNEL, ACT),
     "inplace_order": Key("input overwritten before it is read", KERNEL, ("blocks.0",)),
     "stale_buffer": Key("state that was a constant at capture", GRAPH, ACT),
     "dynamic_shape": Key("mean over the size compiled first", KERNEL, ACT),

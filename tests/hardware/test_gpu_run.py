@@ -62,7 +62,7 @@ def test_the_parts_are_listed_and_take_35_minutes(measure: ModuleType) -> None:
         "telemetry",
         "zoo",
         "compiled",
-    ],  # fmt: skip
+    ],
 )
 def test_every_command_starts(
     part: str, dry: bool, measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
