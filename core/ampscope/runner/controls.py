@@ -568,6 +568,7 @@ def unfused(names: str) -> Iterator[None]:
     from torch._dynamo.callback import callback_handler
     from torch._inductor import decomposition, lowering
 
+    make_fallback: Any = lowering.make_fallback  # torch leaves it untyped
     ops = [op for name in names.split(",") for op in _overloads(name)]
     sets = lowering.fallbacks, lowering.needs_realized_inputs
     added = [{op for op in ops if op not in known} for known in sets]
@@ -581,7 +582,7 @@ def unfused(names: str) -> Iterator[None]:
                 taken[op] = decomposition.decompositions.pop(op)
             if merged.cache_info().currsize:
                 merged().pop(op, None)
-            lowering.make_fallback(op, warn=False)
+            make_fallback(op, warn=False)
 
     take_out()  # a script's torch.compiler.reset takes the call below away
     callback_handler.register_start_callback(take_out)
@@ -603,10 +604,9 @@ def unfused(names: str) -> Iterator[None]:
 def _overloads(name: str) -> list[Any]:
     """The functional forms of ``aten.gelu``; none of a view, which is no kernel, and of no op."""
     space, _, op = name.partition(".")
-    packet = getattr(getattr(torch.ops, space), op, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return []
-    found = (getattr(packet, overload) for overload in packet.overloads())
+    packet: Any = getattr(getattr(torch.ops, space), op, None)
+    overloads = getattr(packet, "overloads", list)()
+    found = (getattr(packet, overload) for overload in overloads)
     return [one for one in found if not one._schema.is_mutable and not one.is_view]
 
 
