@@ -14,6 +14,7 @@ from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.taps import (
     ACTIVATION,
+    DECOMPOSED,
     DRAW,
     GRADIENT,
     MATMUL,
@@ -111,6 +112,20 @@ def test_everything_is_matmuls_and_random_numbers_too() -> None:
     roles = {place.role for place, _ in heard}
     assert {DRAW, MATMUL, "reduction", ACTIVATION, GRADIENT} <= roles
     assert {place.module for place, _ in heard if place.role == DRAW} == {"1.drop"}
+
+
+def test_ops_that_inductor_decomposes_are_named_once_in_each_module() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.gelu(torch.nn.functional.gelu(x) + 1) * 2
+
+    model = nn.Sequential(nn.Linear(4, 8), Scaled(), nn.LayerNorm(8), nn.Linear(8, 2))
+    heard, _ = tapped(model, everything=True)
+    found = [(p.maker, p.op, p.is_backward) for p, _ in heard if p.role == DECOMPOSED]
+    assert found.count(("1", "aten.gelu", False)) == 1
+    assert not [op for _, op, _ in found if op in ("aten.view", "aten.t")]  # no kernels
+    norm = next(p for p, _ in heard if (p.role, p.module) == (ACTIVATION, "2"))
+    assert norm.op == "aten.native_layer_norm"  # one of three results
 
 
 def test_a_diagnosis_names_modules_that_share_a_graph_below_the_model() -> None:
