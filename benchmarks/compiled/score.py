@@ -40,6 +40,7 @@ PROGRAM_STEPS = 20
 # The line of a program that makes its model.
 _MODEL = re.compile(r"^([ \t]*)((?:self\.)?(?:net|model)) = [A-Z]\w*\(.*\)$", re.MULTILINE)
 LIMIT_S = 900.0
+RUN_S = 400  # of one run of a healthy script: a busy machine takes long to compile
 BEGIN, END = "<!-- compiled -->", "<!-- /compiled -->"
 
 
@@ -150,7 +151,7 @@ def healthy(script: Path, form: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
-        command += ["--steps", str(PROGRAM_STEPS), "--json", str(out)]
+        command += ["--steps", str(PROGRAM_STEPS), "--time-limit", str(RUN_S), "--json", str(out)]
         whole = timed([*command, "--store", f"{folder}/runs.db", str(script)])
         found = _read(out)
     first: dict[str, Any] = next(iter(found.get("findings", [])), {})
