@@ -605,7 +605,7 @@ def _overloads(name: str) -> list[Any]:
     """The functional forms of ``aten.gelu``; none of a view, which is no kernel, and of no op."""
     space, _, op = name.partition(".")
     packet: Any = getattr(getattr(torch.ops, space), op, None)
-    overloads = getattr(packet, "overloads", list)()
+    overloads: list[str] = getattr(packet, "overloads", list)()
     found = (getattr(packet, overload) for overload in overloads)
     return [one for one in found if not one._schema.is_mutable and not one.is_view]
 
