@@ -182,7 +182,7 @@ def product_table(entries: Sequence[tuple[tensor_core_use.MatmulUse, Place]]) ->
 def show_products(use: tensor_core_use.CoreUse) -> None:
     """With a search over layers, ops, dtypes and verdicts."""
     entries = use.layers()
-    text = links.find("find", "layer, op, dtype, used, unknown …").lower()
+    text = links.find("matmul", "layer, op, dtype, used, unknown …").lower()
     shown = [e for e in entries if not text or text in _searched(*e)]
     if text:
         st.markdown(escape(f"{share(len(shown), len(entries))} lines hold “{text}”."))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import streamlit as st
 
@@ -16,11 +17,11 @@ from ampscope.number_words import plural
 from ampscope.records import Cadence, Event, RunInfo, RunSpec, State, StepTotals
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
-from ampscope.report.run_words import rules
+from ampscope.report.run_words import file_name, rules
 from ampscope.report.training_words import ALARM_NAMES
 from ampscope.store.db import default_path
 from ampscope.store.processes import whose
-from ampscope.store.reader import Reader
+from ampscope.store.reader import Reader, StoredVerdict
 from app import links, options, permissions, run_rows, states, store, zoo
 from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape
@@ -232,44 +233,69 @@ def _alarms(reader: Reader, run_id: str) -> list[Event]:
     return [event for event in reader.events(run_id) if event.kind == "alarm"]
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How a watched training stands, all ranks together."""
+
+    alarms: tuple[tuple[Event, RunInfo], ...]  # in the order of steps, each with its rank
+    totals: tuple[StepTotals, ...]  # of each rank
+    ended: State | None  # failed or lost, where a rank was
+
+    @property
+    def is_bad(self) -> bool:
+        """The newest step is not finite, and no scaler skipped it: a skip is how a scaler searches
+        and says nothing bad."""
+        return any(t.bad > t.skipped and t.last_bad == t.last_step for t in self.totals)
+
+    @property
+    def verdict(self) -> tuple[str, states.BadgeColor]:
+        """In a word or two, with a badge's colour."""
+        if self.alarms:
+            step = self.alarms[0][0].step
+            return f"alarm at step {step:,}", states.BADGE_COLORS[State.FAILED]
+        if self.ended is not None:
+            return str(self.ended), states.BADGE_COLORS[self.ended]
+        if self.is_bad:
+            return "not finite", states.BADGE_COLORS[State.LOST]
+        return "healthy", states.BADGE_COLORS[State.FINISHED]
+
+
+def _watched(entry: Entry) -> Watched:
+    alarms = [(event, rank) for rank in entry for event in _alarms(rank)]
+    return Watched(
+        tuple(sorted(alarms, key=lambda pair: pair[0].step)),
+        tuple(store.totals(rank) for rank in entry),
+        next((r.state for r in entry if r.state in (State.FAILED, State.LOST)), None),
+    )
+
+
 def _watched_card(entry: Entry) -> None:
     """One watched training, all ranks together."""
-    run = entry[0]
-    alarms = sorted(
-        ((event, rank) for rank in entry for event in _alarms(rank)), key=lambda pair: pair[0].step
-    )
-    ended = next((r.state for r in entry if r.state in (State.FAILED, State.LOST)), None)
-    totals = [store.totals(rank) for rank in entry]
-    # A skip is how a scaler searches, and says nothing bad.
-    is_bad = any(t.bad > t.skipped and t.last_bad == t.last_step for t in totals)
-    word, color = "healthy", states.BADGE_COLORS[State.FINISHED]
-    if is_bad:
-        word, color = "not finite", states.BADGE_COLORS[State.LOST]
-    if alarms:
-        word, color = f"alarm at step {alarms[0][0].step:,}", states.BADGE_COLORS[State.FAILED]
-    elif ended is not None:
-        word, color = str(ended), states.BADGE_COLORS[ended]
+    run, found = entry[0], _watched(entry)
+    word, color = found.verdict
     with st.container(border=True, gap="xxsmall"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.badge(word, color=color)
             st.markdown(f"**{escape(cut(run_page.name_of(run), 60))}**", width="content")
             world = [run_page.world_words(entry)] if is_rank(run) else []
-            facts = ["watched", *world, str(run.state), _steps_and_skips(totals), ago(run.created)]
+            steps = _steps_and_skips(found.totals)
+            facts = ["watched", *world, str(run.state), steps, ago(run.created)]
             st.caption(escape(", ".join(facts)))
-        if alarms:
-            event, rank = alarms[0]
+        if found.alarms:
+            event, rank = found.alarms[0]
             where = f", rank {rank.spec.rank}" if is_rank(rank) else ""
             name = ALARM_NAMES.get(event.name, event.name)
-            all_of_them = f"First of {len(alarms):,} alarms" if alarms[1:] else "Alarm"
+            several = len(found.alarms) > 1
+            all_of_them = f"First of {len(found.alarms):,} alarms" if several else "Alarm"
             st.markdown(
                 f"**{all_of_them}, at step {event.step:,}{where}: {escape(name)}.** "
                 f"{escape(cut(event.text, ANSWER_LENGTH))}"
             )
-        elif ended is None and any(r.steps_done for r in entry):
+        elif found.ended is None and any(r.steps_done for r in entry):
             so_far = " so far" if any(r.state.is_active for r in entry) else ""
             st.markdown(
                 f"No alarm{so_far}, but the newest step's loss or gradient is not finite."
-                if is_bad
+                if found.is_bad
                 else f"Healthy{so_far}: no alarm."
             )
         _ended(entry)
@@ -290,22 +316,31 @@ def show_keys() -> None:
     st.caption("Keys: `/` finds a run, `g` `h` opens Home, `←` `→` move through steps.")
 
 
-# The list of runs: state, name, what it was, links to its pages; found by words and kind.
+# The list of runs: state, name, what it was, links to its pages; found by words, and by what they
+# are.
 
 
 AT_FIRST = 10
 REASON_LENGTH = 240  # three lines beside the links
+ANY = "any"
 KINDS = {  # what may be asked for, and the runs that it stands for
-    "all": (),
+    ANY: (),
     "diagnoses": ("script",),
     "watched trainings": ("watch",),
     "probes": ("probe",),
     "measurements": ("bench", "cores", "compare", "batch"),
 }
+UNSTORED = "no stored verdict"
+WORDS = {"no_fault": "no fault", "inconclusive": "undetermined"}  # of a stored verdict
+VERDICTS = (  # in the order of need; a page offers those that occur
+    "fault", "alarm", "latent", "undetermined", "could not run", "failed", "lost", "running",
+    "queued", "no fault", "no alarm", "finished", "cancelled", UNSTORED,
+)  # fmt: skip
 DAY_S = 24 * 3600.0
-AGES = {"any": math.inf, "a day": DAY_S, "a week": 7 * DAY_S, "a month": 30 * DAY_S}  # at most
+AGES = {ANY: math.inf, "a day": DAY_S, "a week": 7 * DAY_S, "a month": 30 * DAY_S}  # at most
 Entry = tuple[RunInfo, ...]  # runs that are shown as one; the first stands for all
 _SHOWN = "recent-shown"
+_FILTER_PX = 168  # two beside each other on a phone
 
 
 def listed_runs() -> list[RunInfo]:
@@ -325,51 +360,125 @@ def entries(runs: Sequence[RunInfo]) -> list[Entry]:
     return [tuple(sorted(some, key=lambda r: r.created)) for some in found.values()]
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An entry with what it can be found by, without reading what its runs recorded."""
+
+    entry: Entry
+    script: str  # file name of the script, or the built-in model
+    verdicts: frozenset[str]  # of :data:`VERDICTS`
+    cause: str  # code and title of the root cause; "" where none is known
+
+    @property
+    def text(self) -> str:
+        """What words are looked for in."""
+        run = self.entry[0]
+        told = (run_page.name_of(run), run_page.described(run), run.spec.kind, run.id, self.cause)
+        modes = (f"{r.state} {r.spec.mode}" for r in self.entry)
+        return " ".join([*told, self.script, *sorted(self.verdicts), *modes]).lower()
+
+
+def listed() -> list[Listed]:
+    """All entries, newest first."""
+    runs = listed_runs()
+    stored, alarmed = run_rows.verdicts(store.path()), run_rows.with_alarms(store.path())
+    moving = {r.spec.group or r.id for r in runs if is_script(r) and r.state.is_active}
+    found = []
+    for entry in entries(runs):
+        run, concluded = entry[0], stored.get(entry[0].id)
+        words = {str(r.state) for r in entry}
+        if run.spec.kind == "watch":
+            words.add("alarm" if any(r.id in alarmed for r in entry) else "no alarm")
+        elif is_script(run):
+            words = {_verdict_word(concluded)}
+            if (run.spec.group or run.id) in moving:
+                words = {"running"}
+        cause = CAUSES.get(concluded.cause or concluded.latent) if concluded else None
+        titled = f"{cause.code} {cause.title}" if cause else ""
+        name = file_name(run.spec.workload) if run.spec.workload else ""
+        found.append(Listed(entry, name, frozenset(words), titled))
+    return found
+
+
+def _verdict_word(concluded: StoredVerdict | None) -> str:
+    """As the badge of a diagnosis says it (:attr:`app.runs.diagnoses.Case.verdict`)."""
+    if concluded is None:
+        return UNSTORED
+    if concluded.could_not_run:
+        return "could not run"
+    if concluded.latent and concluded.word == "no_fault":
+        return "latent"
+    return WORDS.get(concluded.word, concluded.word)
+
+
 def show_all() -> None:
     """The page Runs: what is looked for, then the rows, ten at a time; follows what moves."""
-    runs = listed_runs()
-    if not runs:
+    every = listed()
+    if not every:
         states.empty_store()
         return
+    words = links.find("search", "name, file, state, precision, verdict, cause")
+    occurring = {word for one in every for word in one.verdicts}
+    scripts = list(dict.fromkeys(one.script for one in every if one.script))
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        words = links.find("find", "name, file, state, precision, verdict, cause")
-        kind = links.pick("Kind", "kind", list(KINDS))
-        age = links.pick("Age up to", "age", list(AGES))
+        asked = Asked(
+            tuple(words.lower().split()),
+            _filter("Kind", "kind", list(KINDS)),
+            _filter("Verdict", "verdict", [ANY, *(v for v in VERDICTS if v in occurring)]),
+            _filter("Script or model", "script", [ANY, *scripts]),
+            _filter("Age up to", "age", list(AGES)),
+        )
         if permissions.is_trusted():
             with st.popover("Delete runs"):
                 _delete()
-    is_moving = any(run.state.is_active for run in runs)
-    every = run_page.FOLLOW_EVERY_S if is_moving else None
-    st.fragment(_found_rows, run_every=every)(words, kind, age)
+    is_moving = any(run.state.is_active for one in every for run in one.entry)
+    is_moving = is_moving or any("running" in one.verdicts for one in every)
+    follow_every = run_page.FOLLOW_EVERY_S if is_moving else None
+    st.fragment(_found_rows, run_every=follow_every)(asked)
 
 
-def _found_rows(words: str, kind: str, age: str) -> None:
-    since = time.time() - AGES[age]
-    verdicts = run_rows.verdicts(store.path())
-    asked = words.lower().split()
-    young = (e for e in entries(listed_runs()) if e[0].created >= since)
-    found = [e for e in young if _is_of(e, asked, KINDS[kind], verdicts)]
-    st.caption(f"{plural(len(found), 'entry', 'entries')}, newest first.")
+def _filter(label: str, name: str, options: Sequence[str]) -> str:
+    return links.select(label, name, options, writes_default=False, width=_FILTER_PX)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the page Runs is asked for."""
+
+    words: tuple[str, ...]
+    kind: str = ANY
+    verdict: str = ANY
+    script: str = ANY
+    age: str = ANY
+
+    def fits(self, one: Listed, now: float) -> bool:
+        """Whether an entry is to be shown."""
+        run, kinds = one.entry[0], KINDS[self.kind]
+        return (
+            now - run.created <= AGES[self.age]
+            and (not kinds or run.spec.kind in kinds)
+            and self.verdict in (ANY, *one.verdicts)
+            and self.script in (ANY, one.script)
+            and (not self.words or all(word in one.text for word in self.words))
+        )
+
+
+def _found_rows(asked: Asked) -> None:
+    now, every = time.time(), listed()
+    found = [one for one in every if asked.fits(one, now)]
+    text = f"{plural(len(found), 'entry', 'entries')}, newest first."
+    unstored = sum(UNSTORED in one.verdicts for one in every)
+    if unstored and asked.verdict not in (ANY, UNSTORED):
+        text += (
+            f" {plural(unstored, 'diagnosis', 'diagnoses')} not looked through: no verdict of "
+            "theirs is stored."
+        )
+    st.caption(text)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
-    rows(found[:shown])
+    rows([one.entry for one in found[:shown]])
     if len(found) > shown and st.button(f"Show {min(AT_FIRST, len(found) - shown)} older"):
         st.session_state[_SHOWN] = shown + AT_FIRST
         st.rerun()
-
-
-def _is_of(
-    entry: Entry, words: Sequence[str], kinds: Sequence[str], verdicts: Mapping[str, str]
-) -> bool:
-    run = entry[0]
-    if kinds and run.spec.kind not in kinds:
-        return False
-    verdict = verdicts.get(run.id, "")
-    cause = CAUSES.get(verdict.partition(" ")[2])
-    verdict = f"{verdict.replace('_', ' ')} {cause.code} {cause.title}" if cause else verdict
-    verdict = verdict.replace("_", " ")
-    told = (run_page.name_of(run), run_page.described(run), run.spec.kind, run.id, verdict)
-    text = " ".join([*told, *(f"{r.state} {r.spec.mode}" for r in entry)]).lower()
-    return all(word in text for word in words)
 
 
 def rows(some: Sequence[Entry]) -> None:
@@ -385,7 +494,8 @@ def _row(entry: Entry, scripts: Sequence[RunInfo]) -> None:
     with st.container(border=True):
         what, pages = st.columns([6, 4], vertical_alignment="center")
         with what.container(gap="xxsmall"):
-            verdict = diagnoses.read_case(run, scripts).verdict if is_script(run) else None
+            verdict = _watched(entry).verdict if run.spec.kind == "watch" else None
+            verdict = diagnoses.read_case(run, scripts).verdict if is_script(run) else verdict
             run_page.title_line(run, () if is_rank(run) else entry[1:], verdict)
             st.caption(escape(" · ".join(_facts(entry))))
             _ended(entry)

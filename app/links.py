@@ -71,6 +71,7 @@ class Choice(TypedDict, Generic[T], total=False):
     format_func: Callable[[T], str]
     help: str | None
     place: DeltaGenerator | None
+    width: int  # pixels; as wide as there is room without
 
 
 def select(
@@ -103,11 +104,9 @@ def slide(label: str, name: str, options: Sequence[T], **how: Unpack[Choice[T]])
 def find(name: str, placeholder: str) -> str:
     """What to look for, typed and bound to the URL's ``name``; empty for all."""
     key = _WIDGET + name
-    if key not in st.session_state:
-        st.session_state[key] = wanted(name)
-    text = st.text_input("Find", key=key, placeholder=placeholder).strip()
-    keep(name, text or None)
-    return text
+    show(key, wanted(name))
+    st.text_input("Find", key=key, placeholder=placeholder, on_change=_remember_text, args=(name,))
+    return wanted(name)
 
 
 def _bound(
@@ -120,6 +119,7 @@ def _bound(
     format_func: Callable[[T], str] = str,
     help: str | None = None,
     place: DeltaGenerator | None = None,
+    width: int | None = None,
     writes_default: bool = True,
 ) -> T:
     """Streamlit's widget ``kind``, drawn.
@@ -145,6 +145,7 @@ def _bound(
         help=help,
         on_change=_remember,
         args=(name,),
+        **({} if width is None else {"width": width}),
     )
     return value
 
@@ -188,6 +189,10 @@ def _remember(name: str) -> None:
     value = st.session_state[_WIDGET + name]
     if value is not None:
         keep(name, value)
+
+
+def _remember_text(name: str) -> None:
+    keep(name, st.session_state[_WIDGET + name].strip() or None)
 
 
 def _labels(options: Sequence[T], format_func: Callable[[T], str]) -> Callable[[T], str]:

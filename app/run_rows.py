@@ -16,7 +16,7 @@ import streamlit as st
 
 from ampscope.records import RunInfo, RunSpec
 from ampscope.store import codec, sharing
-from ampscope.store.reader import Reader
+from ampscope.store.reader import Reader, StoredVerdict
 
 T = TypeVar("T")
 MAX_KEPT = 32  # lists of runs, groups and single runs; a list may hold thousands
@@ -43,10 +43,14 @@ def conclusion(path: Path, run_id: str) -> str:
     return _kept(path, f"conclusion {run_id}", lambda reader: reader.conclusion(run_id))
 
 
-def verdicts(path: Path) -> dict[str, str]:
-    """Baseline run -> fault, no_fault or inconclusive of the diagnoses that concluded; behind fault
-    the id of its cause."""
-    return _kept(path, "verdicts", lambda reader: reader.verdicts())
+def verdicts(path: Path) -> dict[str, StoredVerdict]:
+    """Baseline run -> its stored conclusion, of all diagnoses that concluded."""
+    return _kept(path, "verdicts", lambda reader: reader.verdicts(), ages=False)
+
+
+def with_alarms(path: Path) -> frozenset[str]:
+    """Watched runs that have reported an alarm."""
+    return _kept(path, "alarms", lambda reader: reader.with_alarms(), ages=False)
 
 
 def shared(path: Path) -> frozenset[str]:
@@ -59,23 +63,26 @@ def of_spec(path: Path, spec: RunSpec) -> tuple[RunInfo, ...]:
     return _of_spec(str(path), codec.to_json(spec), spec, _stamp(path))
 
 
-def _kept(path: Path, what: str, read: Callable[[Reader], T]) -> T:
+def _kept(path: Path, what: str, read: Callable[[Reader], T], *, ages: bool = True) -> T:
+    """``ages``: it may change while nothing is written, as a run is lost."""
+
     def opened(path: Path) -> T:
         with Reader(path) as reader:
             return read(reader)
 
-    return _read(str(path), what, _stamp(path), opened)
+    return _read(str(path), what, _stamp(path, ages=ages), opened)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes with every commit (a commit is written to the file or to its log), and every second:
-    that a run is lost shows in no file."""
+def _stamp(path: Path, *, ages: bool = True) -> tuple[int, ...]:
+    """Changes with every commit (a commit is written to the file or to its log), and every second
+    where ``ages``: that a run is lost shows in no file."""
     files = (path, path.with_name(f"{path.name}-wal"))
     found = []
     for file in files:
         with contextlib.suppress(FileNotFoundError):  # there is no log while no process writes
             found.append(file.stat())
-    return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), int(time.time()))
+    second = int(time.time()) if ages else 0
+    return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), second)
 
 
 @st.cache_resource(show_spinner=False, max_entries=MAX_KEPT)

@@ -76,7 +76,7 @@ def test_the_table_has_a_line_for_each_layer(open_page: Open, store_path: Path) 
 
 def test_the_search_is_in_the_address(open_page: Open, store_path: Path) -> None:
     stored(store_path, [HEAD, BLOCKS, LOSS, UNTOLD])
-    app = open_page("tensor_cores", find="unknown")
+    app = open_page("tensor_cores", matmul="unknown")
     assert "1 of 15, 6.7 % lines hold “unknown”." in said(app)
     assert list(app.dataframe[1].value["Layer"]) == ["h.0.gate"]
 

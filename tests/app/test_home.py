@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from ampscope.store.reader import Reader
 from app.learn import lesson_runs
 from app.runs import diagnoses, live
 from tests.helpers import script_stores, stores, watched_stores
-from tests.helpers.pages import links, texts
+from tests.helpers.pages import asked, links, texts
 
 Open = Callable[..., AppTest]
 
@@ -186,16 +188,84 @@ def test_runs_are_found_by_words_and_kind(open_page: Open, store_path: Path) -> 
     def rows(**query: str) -> int:
         return sum("-badge[" in m.value for m in open_page("runs", **query).markdown)
 
-    assert rows(find="") == 3
-    assert rows(find="KEPT finished") == 1
+    assert rows(search="") == 3
+    assert rows(search="KEPT finished") == 1
     assert rows(kind="diagnoses") == 1
     head = script_stores.overflow(store_path, replace(script_stores.SPEC, group="g2"))
-    assert rows(find="activation overflowed") == 0  # nothing is concluded of it yet
+    assert rows(search="activation overflowed") == 0  # nothing is concluded of it yet
     judge_again(store_path, head)
     with Reader(store_path) as reader:
-        assert reader.verdicts()[head] == "fault activation_overflow"
-    assert rows(find="activation overflowed") == rows(find="AMP001") == 1
-    assert rows(kind="probes", find="nothing of the kind") == 0
+        found = reader.verdicts()[head]
+        assert (found.word, found.cause) == ("fault", "activation_overflow")
+    assert rows(search="activation overflowed") == rows(search="AMP001") == 1
+    assert rows(kind="probes", search="nothing of the kind") == 0
+
+
+def test_runs_are_found_by_verdict_as_their_badges_say_it(
+    open_page: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnoses, "BETWEEN_RUNS_S", -1.0)
+    kinds = ("overflow", "no_fault", "undetermined", "raised", "lost")
+    for number, kind in enumerate(kinds):
+        spec = replace(script_stores.SPEC, workload=f"/u/t{number}.py", group=f"g{number}")
+        head = getattr(script_stores, kind)(store_path, replace(spec, label=""))
+        if kind != "lost":
+            judge_again(store_path, head)
+    stores.finished(store_path)
+    stores.failed(store_path)
+    quiet = watched_stores.begun(store_path, watched_stores.good(20))
+    rung = watched_stores.begun(store_path, watched_stores.bad(12, 5))
+    rung.add_event(Event(5, "alarm", "bad_loss", "The loss is NaN."))
+    for writer in (quiet, rung):
+        watched_stores.ended(writer)
+    app = open_page("runs")
+    badges = Counter(re.findall(r"-badge\[([^\]]*)\]", words(app)))
+    unstored = words(open_page("runs", verdict="no stored verdict"))
+    badges.subtract(re.findall(r"-badge\[([^\]]*)\]", unstored))  # judged anew for its row
+    offered = app.selectbox(key="widget:verdict").options
+    for verdict in offered[1:]:
+        found = open_page("runs", verdict=verdict)
+        shown = re.findall(r"-badge\[([^\]]*)\]", words(found))
+        if verdict == "alarm":
+            assert shown == ["alarm at step 5"]
+        elif verdict == "no alarm":
+            assert shown == ["healthy"]
+        elif verdict == "no stored verdict":
+            assert len(shown) == 1
+            assert "1 diagnosis not looked through" in texts(open_page("runs", verdict="fault"))
+        elif verdict not in ("finished", "failed"):  # states, which a watched training has, too
+            assert shown == [verdict] * badges[verdict], verdict
+    assert {"fault", "alarm", "undetermined", "could not run", "no fault"} <= set(offered)
+
+
+def test_runs_are_found_by_script(open_page: Open, store_path: Path) -> None:
+    stores.finished(store_path, RunSpec(workload="gpt"))
+    script_stores.overflow(store_path)
+    watched_stores.ended(watched_stores.begun(store_path, watched_stores.good(20)))
+    app = open_page("runs")
+    assert app.selectbox(key="widget:script").options == ["any", "train.py", "gpt"]
+    app = app.selectbox(key="widget:script").set_value("train.py").run()
+    assert sum("-badge[" in m.value for m in app.markdown) == 2
+    assert asked(app, "script") == "train.py"
+    app = app.selectbox(key="widget:kind").set_value("diagnoses").run()
+    assert sum("-badge[" in m.value for m in app.markdown) == 1
+
+
+def test_what_is_looked_for_here_is_not_looked_for_among_modules(
+    open_page: Open, store_path: Path
+) -> None:
+    run = stores.finished(store_path)
+    app = open_page("runs")
+    app = app.text_input[0].set_value("nothing of the kind").run()
+    assert "0 entries" in texts(app)
+    app.switch_page("../pages/layers.py")
+    app.query_params.clear()
+    app.query_params.update({"run": run})
+    assert app.run().text_input(key="widget:find").value == ""
+    app.switch_page("../pages/runs.py")
+    app.query_params.clear()
+    assert "0 entries" in texts(app.run())  # this session still looks for it here
+    assert app.text_input[0].value == "nothing of the kind"
 
 
 def test_runs_are_found_by_age(store_path: Path, open_page: Open) -> None:

@@ -276,7 +276,7 @@ def runs(reader: Reader, offset: int, limit: int) -> Runs:
     """A page of them."""
     check_page(offset, limit)
     shown, following = page(reader.runs(offset + limit + 1), offset, limit)
-    verdicts = reader.verdicts()
+    verdicts = {id_: f"{v.word} {v.cause}".rstrip() for id_, v in reader.verdicts().items()}
     return Runs([run(info, verdicts.get(info.id)) for info in shown], following)
 
 

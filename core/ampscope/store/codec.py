@@ -9,6 +9,7 @@ as a text, and :class:`Damaged` for all else.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from dataclasses import replace
@@ -21,6 +22,7 @@ from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
 T = TypeVar("T")
+KEPT = 4_096  # specs and machines that have been read, by their texts
 _STORED_NAMES = {  # of classes that are called otherwise on disk and in exports
     "BatchTrial": "BatchTry",
     "Matmul": "Product",
@@ -99,6 +101,7 @@ def to_json(record: RunSpec | Machine) -> str:
     return _dumped(dataclasses.asdict(record))
 
 
+@functools.lru_cache(KEPT)  # a page that follows a run reads the rows of all runs every second
 def spec_from_json(text: str) -> RunSpec:
     """Raises StoreError for text that is no RunSpec."""
     spec = _read(_SPECS, RunSpec, text, "The store holds a damaged run")
@@ -107,7 +110,12 @@ def spec_from_json(text: str) -> RunSpec:
 
 def machine_from_json(text: str | None) -> Machine | None:
     """None for a run that has not started."""
-    return None if text is None else _read(_SPECS, Machine, text, "The store holds a damaged run")
+    return None if text is None else _machine(text)
+
+
+@functools.lru_cache(KEPT)
+def _machine(text: str) -> Machine:
+    return _read(_SPECS, Machine, text, "The store holds a damaged run")
 
 
 def encode_result(record: Result) -> tuple[str, str]:

@@ -18,6 +18,21 @@ from ampscope.store.codec import decode_observation
 from ampscope.store.pyramid import BAD, SIZES, TOP, Block, Query, combined, cover
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredVerdict:
+    """What was concluded of a diagnosis, as a list of many shows it."""
+
+    word: str  # fault, no_fault, inconclusive
+    cause: str = ""  # id of the root cause; "" where there is none
+    latent: str = ""  # id of the first latent loss
+    could_not_run: bool = False
+
+
+def _id(value: object) -> str:
+    """Of a cause, which an untrusted conclusion may spell in any way; "" for none."""
+    return codec.text(str(value)) if value is not None else ""
+
+
 class Reader:
     """Read-only view of one store; use as a context manager or :meth:`close` it."""
 
@@ -63,18 +78,31 @@ class Reader:
         found = self._all("SELECT data FROM conclusion WHERE run=?", run_id)
         return codec.text(found[0][0], longest=codec.LONGEST_CONCLUSION) if found else ""
 
-    def verdicts(self) -> dict[str, str]:
-        """Baseline run -> the word of its stored conclusion, of all in the store; behind it, after
-        a space, the id of the root cause where there is one."""
-        word = "json_extract(data, '$.diagnosis.verdict')"
-        cause = "json_extract(data, '$.diagnosis.findings[0].cause')"
-        both = f"rtrim({word} || ' ' || coalesce({cause}, ''))"
-        sql = f"SELECT run, {both} FROM conclusion WHERE json_valid(data)"
-        return {run: codec.text(found) for run, found in self._all(sql) if type(found) is str}
+    def verdicts(self) -> dict[str, StoredVerdict]:
+        """Baseline run -> its stored conclusion in a few words, of all in the store."""
+        fields = ("verdict", "findings[0].cause", "latent[0].cause")
+        found = [f"json_extract(data, '$.diagnosis.{field}')" for field in fields]
+        found.append("json_extract(data, '$.could_not_run') <> ''")
+        sql = f"SELECT run, {', '.join(found)} FROM conclusion WHERE json_valid(data)"
+        return {
+            run: StoredVerdict(
+                codec.text(word), _id(cause), _id(latent), could_not_run=bool(not_run)
+            )
+            for run, word, cause, latent, not_run in self._all(sql)
+            if type(word) is str
+        }
+
+    def with_alarms(self) -> frozenset[str]:
+        """Watched runs that have reported an alarm."""
+        return frozenset(run for (run,) in self._all("SELECT run FROM event WHERE kind='alarm'"))
 
     def group(self, group: str) -> list[records.RunInfo]:
         """Runs that were started together, oldest first."""
-        return [r for r in reversed(self.runs(10_000)) if group and r.spec.group == group]
+        if not group:
+            return []
+        named = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.group') END"
+        sql = f"SELECT {rows.RUN} FROM run WHERE {named} = ? ORDER BY created, id"
+        return self._with_places([rows.run_info(row) for row in self._all(sql, group)])
 
     def steps(self, run_id: str) -> list[records.StepRecord]:
         """All steps in order."""
