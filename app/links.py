@@ -204,7 +204,8 @@ def _labels(options: Sequence[T], format_func: Callable[[T], str]) -> Callable[[
     )
 
 
-# The pages, their sections and addresses: one table, in the order of the navigation.
+# The pages, their sections and addresses: one table, in the order of the navigation, which is that
+# of need: what is wrong, what was run, what this machine does, how it works, what to look up.
 
 
 PAGES_FOLDER = Path(__file__).resolve().parent.parent / "pages"
@@ -263,6 +264,17 @@ HOME = _entry("home", "Home", "home", "Trainings")
 DIAGNOSIS = _entry("diagnosis", "Diagnosis", "troubleshoot", "Trainings")
 RUNS = _entry("runs", "Runs", "list", "Trainings")
 NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Trainings")
+TRAINING = _entry("training", "Training", "monitoring", within="Trainings")
+LAYERS = _entry("layers", "Layers", "account_tree", within="Trainings")
+GRADIENTS = _entry("gradients", "Gradients", "blur_on", within="Trainings")
+LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", within="Trainings")
+TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
+SOURCE = _entry("source", "Source", "code", within="Trainings")
+TWO_RUNS = _entry("two_runs", "Two runs", "difference", within="Trainings")
+COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
+BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine")
+HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
+CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine")
 LEARN = _entry("learn", "Learn", "school", "Learn")
 # By number; a lesson's file is named by number and id, so that addresses sort as lessons do.
 LESSON_ENTRIES = {
@@ -274,19 +286,8 @@ LESSON_ENTRIES = {
 }
 CLASSROOM = _entry("classroom", "Class", "groups", "Learn")
 ZOO = _entry("zoo", "Zoo", "pets", "Learn")
-TRAINING = _entry("training", "Training", "monitoring", within="Trainings")
-LAYERS = _entry("layers", "Layers", "account_tree", within="Trainings")
-GRADIENTS = _entry("gradients", "Gradients", "blur_on", within="Trainings")
-LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", within="Trainings")
-TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
-SOURCE = _entry("source", "Source", "code", within="Trainings")
-TWO_RUNS = _entry("two_runs", "Two runs", "difference", within="Trainings")
-HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
 FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", within="Reference")
-COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
-BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine")
-CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine")
 
 ENTRIES = (
     HOME,
@@ -300,14 +301,14 @@ ENTRIES = (
     TELEMETRY,
     SOURCE,
     TWO_RUNS,
+    COMPARE,
+    BATCH_SIZE,
+    HARDWARE,
+    CORES,
     LEARN,
     *LESSON_ENTRIES.values(),
     ZOO,
     CLASSROOM,
-    HARDWARE,
-    CORES,
-    COMPARE,
-    BATCH_SIZE,
     OP_LISTS,
     FRAMEWORKS,
 )

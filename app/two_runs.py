@@ -19,7 +19,7 @@ from ampscope.control import BASELINE
 from ampscope.errors import BadInput
 from ampscope.launcher.diff_runs import read_values, recorded
 from ampscope.numerics.formats import FORMATS
-from ampscope.records import OP_STEP, Frame, Role, RunInfo, StepRecord
+from ampscope.records import OP_STEP, Frame, Role, RunInfo, ShadowRecord, StepRecord
 from ampscope.report import run_diff_words
 from ampscope.report.contents.shared import format_of
 from ampscope.report.palette import MEASURE, OVERFLOW
@@ -180,6 +180,7 @@ class Values:
     role: Role
     step: int
     frames: tuple[Frame, Frame]
+    shadows: tuple[list[ShadowRecord], list[ShadowRecord]]
 
 
 def pick_values(both: Both) -> Values | None:
@@ -195,7 +196,8 @@ def pick_values(both: Both) -> Values | None:
     frames = [store.frame(run, role, step) for run in both.runs]
     if frames[0] is None or frames[1] is None:
         return None
-    return Values(role, step, (merged(frames[0]), merged(frames[1])))
+    first, second = (store.shadows(run, role, step) for run in both.runs)
+    return Values(role, step, (merged(frames[0]), merged(frames[1])), (first, second))
 
 
 def _common_steps(both: Both, role: Role) -> list[int]:
@@ -210,8 +212,12 @@ def _common_steps(both: Both, role: Role) -> list[int]:
 def show_modules(both: Both, values: Values | None) -> list[Pair]:
     """The table of modules, those that differ most first."""
     st.subheader("Modules by difference", anchor=False)
-    frames = (None, None) if values is None else values.frames
-    found = pairs(store.modules(both.runs[0]), store.modules(both.runs[1]), *frames)
+    modules = [store.modules(run) for run in both.runs]
+    found = (
+        pairs(*modules, None, None)
+        if values is None
+        else pairs(*modules, *values.frames, values.shadows)
+    )
     if values is None and all(pair.is_alike for pair in found):
         chart.see(
             "The runs have no histograms of the same step, and the same modules with weights in "
@@ -233,6 +239,19 @@ def modules_seen(names: tuple[str, str], found: Sequence[Pair], values: Values |
     text = f"{len(differing):,} of {plural(len(found), 'module')} differ in dtype or in values."
     if values is None:
         return text + " The runs have no histograms of the same step, so only dtypes are compared."
+    lost = [pair for pair in found if pair.lost_apart]
+    if lost:
+        worst = max(lost, key=lambda pair: abs(pair.lost_apart or 0))
+        text += (
+            f" Most apart in underflow: {cut(name_of(worst.path))}, where {names[0]} lost "
+            f"{percent(worst.first.lost or 0.0)} of its {ROLE_NAMES[values.role]} at step "
+            f"{values.step:,}, {names[1]} {percent(worst.second.lost or 0.0)}."
+        )
+    elif any(p.zeros_apart is not None and p.lost_apart is None for p in found):
+        text += (
+            " How much underflowed is not known of every module: a run in half precision has no "
+            "fp32 shadow of this step."
+        )
     apart = [pair for pair in found if pair.zeros_apart]
     if apart:
         worst = max(apart, key=lambda pair: abs(pair.zeros_apart or 0))
@@ -254,9 +273,12 @@ def modules_table(found: Sequence[Pair]) -> pd.DataFrame:
         {
             "Module": [name_of(p.path) for p in found],
             "Type": [p.type for p in found],
+            "Lost, first": [_share(p.first.lost) for p in found],
+            "Lost, second": [_share(p.second.lost) for p in found],
+            "Lost, difference": [_share(p.lost_apart, signed=True) for p in found],
             "Zero, first": [_share(p.first.zeros) for p in found],
             "Zero, second": [_share(p.second.zeros) for p in found],
-            "Difference": [_share(p.zeros_apart, signed=True) for p in found],
+            "Zero, difference": [_share(p.zeros_apart, signed=True) for p in found],
             "Not finite": [_both(p.first.nonfinite, p.second.nonfinite) for p in found],
             "Values in": [_both(p.first.values, p.second.values) for p in found],
             "Weights in": [_both(p.first.weights, p.second.weights) for p in found],

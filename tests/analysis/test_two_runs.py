@@ -9,7 +9,7 @@ import pytest
 
 from ampscope.analysis.two_runs import pairs, parting
 from ampscope.numerics.histogram import NAN, POS_ZERO, RAW_LEN
-from ampscope.records import Frame, ModuleRecord, Role, StepRecord
+from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, StepRecord
 
 
 def steps(*losses: float | None, start: int = 0) -> list[StepRecord]:
@@ -73,6 +73,31 @@ def test_modules_are_matched_by_path_and_ordered_by_difference() -> None:
     assert (found[1].first.values, found[1].second.values) == ("fp32", "fp16")
     assert (found[0].first.nonfinite, found[0].second.nonfinite) == (0, 1)
     assert (found[3].second.weights, found[4].first.weights) == (None, None)
+
+
+def shadow(module: int, lost: int, below: int | None, total: int = 10) -> ShadowRecord:
+    counts = {"lost": lost, "subnormal": 0, "zero_before": 0, "below_range": below}
+    unknown = {"relative_error": None, "cosine": None, "max_abs_fp32": None}
+    return ShadowRecord(0, module, Role.GRAD_OUTPUT, total, **counts, **unknown)
+
+
+def test_what_underflowed_is_compared_where_both_runs_know_it() -> None:
+    modules = [ModuleRecord(n, path, "Linear", "fp32") for n, path in enumerate("abcd")]
+    ours = frame(*((n, "fp32", 0, 0, 10) for n in range(4)))
+    theirs = frame(
+        (0, "fp16", 2, 0, 8), (1, "fp16+fp32", 2, 0, 8), (2, "fp16", 9, 0, 1), (3, "fp16", 2, 0, 8)
+    )
+    # Of b as many were lost as of a, and fewer of them are below the range; d has no shadow.
+    shadows = [shadow(0, 2, 2), shadow(1, 2, 1), shadow(2, 4, None)]
+    found = {p.path: p for p in pairs(modules, modules, ours, theirs, ((), shadows))}
+    assert [p.lost_apart for p in found.values()] == [0.4, 0.2, 0.1, None]
+    assert list(found) == ["c", "a", "b", "d"]
+    assert (found["d"].first.lost, found["d"].second.lost) == (0.0, None)
+    assert not any(p.is_alike for p in found.values())
+    back = pairs(modules, modules, theirs, ours, (shadows, ()))
+    assert [p.lost_apart for p in back] == [-0.4, -0.2, -0.1, None]
+    same = pairs(modules, modules, theirs, theirs, (shadows, ()))
+    assert all(p.is_alike for p in same)  # what one run alone has measured is no difference
 
 
 def test_without_histograms_stored_dtypes_alone_are_compared() -> None:

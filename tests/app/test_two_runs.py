@@ -21,7 +21,9 @@ def spec(precision: str, **more: object) -> RunSpec:
 
 def said(app: AppTest) -> str:
     kinds = (app.subheader, app.markdown, app.caption)
-    return "\n".join(str(element.value) for kind in kinds for element in kind).replace("\\", "")
+    return "\n".join(str(element.value) for kind in kinds for element in kind).translate(
+        {ord("\\"): "", 0x2060: ""}
+    )
 
 
 def test_a_pair_is_compared_down_to_one_module(store_path: Path, open_page: Open) -> None:
@@ -36,8 +38,26 @@ def test_a_pair_is_compared_down_to_one_module(store_path: Path, open_page: Open
     assert [m.label for m in app.metric] == ["Steps of both", "Skipped steps", "Not finite"]
     assert len(app.get("plotly_chart")) == 2
     (table,) = app.dataframe
-    assert list(table.value)[:5] == ["Module", "Type", "Zero, first", "Zero, second", "Difference"]
-    assert set(table.value["Difference"]) <= {"0.0 %", "none"}
+    assert list(table.value)[2:5] == ["Lost, first", "Lost, second", "Lost, difference"]
+    for what in ("Lost", "Zero"):
+        assert set(table.value[f"{what}, difference"]) <= {"0.0 %", "none"}
+
+
+def test_what_underflowed_in_one_run_alone_comes_first(store_path: Path, open_page: Open) -> None:
+    first, second = stores.finished(store_path, spec("fp16")), stores.finished(store_path)
+    sql = "UPDATE shadow SET total=100, lost=?, below_range=? WHERE run=? AND role='grad_output'"
+    stores.change(store_path, sql, 10, 10, first)
+    stores.change(store_path, sql, 10, 10, second)
+    stores.change(store_path, f"{sql} AND module=4", 30, 25, second)
+    app = open_page("two_runs", run=first, second=second, both_step=0, role="grad_output")
+    assert not app.exception
+    text = said(app)
+    (table,) = app.dataframe
+    top = table.value.iloc[0]
+    assert [top[f"Lost, {what}"] for what in ("first", "second", "difference")] == [
+        "10.0 %", "25.0 %", "+15.0 %",
+    ]  # fmt: skip
+    assert f"Most apart in underflow: {top['Module']}, where" in text
 
 
 def test_the_run_of_the_same_group_is_offered_first(store_path: Path, open_page: Open) -> None:

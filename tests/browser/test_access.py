@@ -27,6 +27,9 @@ FOCUSED = """() => { const style = getComputedStyle(document.activeElement);
     return style.outlineStyle !== "none" || style.boxShadow !== "none"
         || document.activeElement.matches("input"); }"""  # an input's frame changes its colour
 SIDEBAR_TABS = 12
+IN_ORDER = [
+    "Home", "Diagnosis", "Runs", "New probe", "Compare", "Hardware", "Learn", "Zoo", "Op lists",
+]  # fmt: skip
 
 
 @pytest.mark.quick("light-some")
@@ -59,6 +62,8 @@ def test_tab_leads_through_the_sidebar_and_the_focus_is_seen(
     run = stores.finished(store, RunSpec(workload="gpt", steps=4))
     page.goto(f"{dashboard(store)}/gradients?run={run}")
     settle(page)
+    entries = page.locator("a[data-testid=stSidebarNavLink]").all_inner_texts()
+    assert [entry.split("\n")[-1] for entry in entries] == IN_ORDER  # the icon's name stands first
     page.keyboard.press("Tab")  # "Skip to main content"
     inside = 0
     for _ in range(2 * SIDEBAR_TABS):

@@ -23,7 +23,7 @@ from ampscope.diagnosis.load import load_diagnosis, trial_under
 from ampscope.errors import BadInput
 from ampscope.preflight.checks import Result
 from ampscope.record_json import finite
-from ampscope.records import Frame, Role, RunInfo
+from ampscope.records import Frame, Role, RunInfo, ShadowRecord
 from ampscope.report import fix_words
 from ampscope.report.contract import document
 from ampscope.report.document import line, visible
@@ -219,13 +219,9 @@ def _cause(found: dict[str, Any], offset: int, limit: int) -> Cause:
         for m in found["evidence"][offset : offset + limit]
     ]
     remedy = Remedy(
-        fix["kind"],
-        visible(fix["text"]),
-        visible(fix["patch"] or "", CODE_LENGTH),
-        fix["verified"],
-        visible(fix["verification"]),
-        fix["control"],
-    )
+        fix["kind"], visible(fix["text"]), visible(fix["patch"] or "", CODE_LENGTH),
+        fix["verified"], visible(fix["verification"]), fix["control"],
+    )  # fmt: skip
     places = {name: _named(found[name]) for name in ("module", "op", "phase", "line")}
     return Cause(
         code=found["code"],
@@ -301,6 +297,7 @@ class ModulePair:
     type: str
     weights: list[str | None]  # dtypes of its own parameters
     values: list[str | None]  # dtypes of the histogram's values
+    lost: list[Number]  # share of the elements that underflowed, 0 to 1; null: no fp32 shadow
     zeros: list[Number]  # share of the elements, 0 to 1
     nonfinite: list[int | None]  # elements
 
@@ -343,11 +340,15 @@ def compared(
     names = tuple(f"{line(info.title)} ({info.id})" for info in infos)
     place = _common(reader, infos, role)
     frames: list[Frame | None] = [None, None]
+    shadows: list[Sequence[ShadowRecord]] = [(), ()]
     if place is not None:
         frames = [reader.frame(info.id, *place) for info in infos]
+        shadows = [reader.shadows(info.id, *place) for info in infos]
     first_values, second_values = (f if f is None else merged(f) for f in frames)
     first_modules, second_modules = (reader.modules(info.id) for info in infos)
-    all_pairs = pairs(first_modules, second_modules, first_values, second_values)
+    all_pairs = pairs(
+        first_modules, second_modules, first_values, second_values, (shadows[0], shadows[1])
+    )
     differing = [pair for pair in all_pairs if not pair.is_alike]
     shown, following = page(differing, offset, limit)
     return Compared(
@@ -386,13 +387,10 @@ def _common(reader: Reader, infos: Sequence[RunInfo], role: str | None) -> tuple
 def _module_pair(pair: Pair) -> ModulePair:
     sides = pair.first, pair.second
     return ModulePair(
-        line(pair.path),
-        line(pair.type),
-        [s.weights for s in sides],
-        [s.values for s in sides],
-        [finite(s.zeros) for s in sides],
+        line(pair.path), line(pair.type), [s.weights for s in sides], [s.values for s in sides],
+        [finite(s.lost) for s in sides], [finite(s.zeros) for s in sides],
         [s.nonfinite for s in sides],
-    )
+    )  # fmt: skip
 
 
 # ---- a fix that was run

@@ -2,17 +2,19 @@
 
 Modules are the same where their paths are. A share of exact zeros can be compared whatever the
 loss scales and dtypes of the two are: an element that is zero in one run alone was lost there, as
-long as the weights of both are still the same.
+long as the weights of both are still the same. What underflowed is known of each run by itself,
+where an fp32 shadow of the step was taken: zero in half, and in fp32 below the format's range.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ampscope.analysis.precision_use import is_half, split
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_ZERO
-from ampscope.records import Frame, ModuleRecord, StepRecord
+from ampscope.records import Frame, ModuleRecord, ShadowRecord, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Side:
     values: str | None  # dtypes of the histograms' values
     zeros: float | None  # share of the elements, 0 to 1
     nonfinite: int | None  # elements
+    # Share of the elements that underflowed; None where no shadow was taken of half precision.
+    lost: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,17 @@ class Pair:
         return self.second.zeros - self.first.zeros
 
     @property
+    def lost_apart(self) -> float | None:
+        """Share that underflowed in the second run less that in the first."""
+        if self.first.lost is None or self.second.lost is None:
+            return None
+        return self.second.lost - self.first.lost
+
+    @property
     def is_alike(self) -> bool:
-        """Whether dtypes, zeros and what is not finite are equal, and both have the module."""
-        return self.first == self.second
+        """Whether dtypes, zeros, what underflowed and what is not finite are equal, and both have
+        the module."""
+        return self.first == self.second and not self.lost_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +98,17 @@ def pairs(
     second: Sequence[ModuleRecord],
     first_frame: Frame | None,
     second_frame: Frame | None,
+    shadows: tuple[Sequence[ShadowRecord], Sequence[ShadowRecord]] = ((), ()),
 ) -> list[Pair]:
     """All modules of both runs, those that differ most first; frames of one role, with one row a
-    module (:func:`ampscope.analysis.distribution.merged`).
+    module (:func:`ampscope.analysis.distribution.merged`), and each run's ``shadows`` of that role
+    and step.
 
-    The order: what is not finite in one run alone, the difference of zeros, modules of one run
-    alone, another dtype, and the model's order.
+    The order: what is not finite in one run alone, the difference of what underflowed, that of
+    zeros, modules of one run alone, another dtype, and the model's order.
     """
-    ours, theirs = _sides(first, first_frame), _sides(second, second_frame)
+    ours = _sides(first, first_frame, shadows[0])
+    theirs = _sides(second, second_frame, shadows[1])
     types = {m.path: m.type for m in (*second, *first)}
     absent = Side(None, None, None, None)
     found = [
@@ -103,7 +118,10 @@ def pairs(
     return sorted(found, key=_rank)
 
 
-def _sides(modules: Sequence[ModuleRecord], frame: Frame | None) -> dict[str, Side]:
+def _sides(
+    modules: Sequence[ModuleRecord], frame: Frame | None, shadows: Sequence[ShadowRecord]
+) -> dict[str, Side]:
+    lost = {s.module: s for s in shadows}
     place = {} if frame is None else {module: i for i, module in enumerate(frame.modules)}
     found = {}
     for module in modules:
@@ -117,14 +135,24 @@ def _sides(modules: Sequence[ModuleRecord], frame: Frame | None) -> dict[str, Si
             frame.dtypes[place[module.index]],
             zeros / total if total else None,
             int(row[NAN : NEG_INF + 1].sum()),
+            _lost(frame.dtypes[place[module.index]], lost.get(module.index)),
         )
     return found
 
 
-def _rank(pair: Pair) -> tuple[bool, float, bool, bool]:
+def _lost(dtypes: str, shadow: ShadowRecord | None) -> float | None:
+    if shadow is not None and shadow.total:
+        # An older version recorded the lost ones alone.
+        lost = shadow.lost if shadow.below_range is None else shadow.below_range
+        return lost / shadow.total
+    return None if any(map(is_half, split(dtypes))) else 0.0  # a shadow computes in fp32 itself
+
+
+def _rank(pair: Pair) -> tuple[bool, float, float, bool, bool]:
     one, other = pair.first, pair.second
     return (
         bool(one.nonfinite) == bool(other.nonfinite),
+        -abs(pair.lost_apart or 0.0),
         -abs(pair.zeros_apart or 0.0),
         (one.weights is None) == (other.weights is None),
         (one.weights, one.values) == (other.weights, other.values),
