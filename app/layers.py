@@ -14,13 +14,14 @@ import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
 from ampscope.analysis import precision_use
+from ampscope.analysis.line_view import module_line
 from ampscope.control import COMPILED
 from ampscope.observations import Kernel
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.policy.op_lists import list_words
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
 from ampscope.report.palette import OTHER_DTYPE, dtype_color
-from app import chart, links, states, store
+from app import chart, links, source, states, store
 from app.chart import KeyFigure
 from app.figures import modules as flops_figure
 from app.runs import diagnoses
@@ -32,7 +33,7 @@ from app.runs.module_names import (
     pick_module,
     short_names,
 )
-from app.text import count, cut, percent, plural, share
+from app.text import count, cut, escape, percent, plural, share
 
 # Sections of the Layers page: each takes what was read and draws one thing.
 
@@ -148,6 +149,7 @@ def show_module(run: RunInfo, layers: Layers) -> None:
     ]
     default = heaviest[0] if heaviest else None
     index = pick_module("Module", names, list(names), default)
+    _link_to_source(run, layers.modules, index)
     ops = [op for op in layers.ops if op.module == index]
     if not ops:
         states.nothing_recorded(
@@ -156,6 +158,22 @@ def show_module(run: RunInfo, layers: Layers) -> None:
         return
     chart.see(f"{count(sum(o.count for o in ops))} calls per step of this module's own ops.")
     ops_table(ops, list_lookup(run.machine), key="layers-ops")
+
+
+def _link_to_source(run: RunInfo, modules: Sequence[ModuleRecord], index: int) -> None:
+    """To the lines of the module, where the run itself recorded them."""
+    if run.spec.kind != "script" or not source.may_see(run):
+        return
+    case = diagnoses.case_of(run)
+    if case is None:
+        return
+    types = {module.path: module.type for module in modules}
+    path = next(module.path for module in modules if module.index == index)
+    found = module_line(diagnoses.observed(case.head).sources, types, path)
+    if found is not None:
+        where = f"in the forward of {found.of}" if found.is_called else f"forward of {found.of}"
+        label = escape(f"Source: {cut(found.line)}, {cut(where)}")
+        links.link(links.SOURCE, label, run=run.id, line=found.line)
 
 
 def show_casts(layers: Layers) -> None:

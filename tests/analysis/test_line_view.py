@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampscope.analysis.line_view import files, place
+from ampscope.analysis.line_view import ModuleLine, files, module_line, place
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, LineUse, Observation, Outcome, SourceText
 from tests.helpers.evidence_making import bad_op, but, steps
@@ -74,3 +74,50 @@ def test_files_without_text_are_left_out() -> None:
 def test_places() -> None:
     assert place("src/net.py:41") == ("src/net.py", 41)
     assert place("") == place("net.py") == place("net.py:x") == place(":4") == ("", 0)
+
+
+MODEL = SourceText(
+    "model.py",
+    (
+        "class Gate(nn.Module):",
+        "    def __init__(self, width):",
+        "        self.up = nn.Linear(width, width)",
+        "",
+        "    def forward(self, x):",
+        "        x = x * 2",
+        "        return x * self.up(x)",
+        "",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        self.inner = nn.ModuleList([Gate(8)])",
+        "    def forward(self, x):",
+        "        for gate in self.inner:",
+        "            x = gate(x)",
+        "        return x",
+        "class Bare(Gate):",
+        "    extra = 1",
+    ),
+)
+TYPES = {
+    "": "Net", "inner": "ModuleList", "inner.0": "Gate", "inner.0.up": "Linear", "head": "Linear",
+    "bare": "Bare",
+}  # fmt: skip
+
+
+def test_a_module_is_found_in_the_recorded_source() -> None:
+    found = {path: module_line([MODEL], TYPES, path) for path in TYPES}
+    assert found[""] == ModuleLine("model.py:12", "Net", is_called=False)
+    assert found["inner.0"] == ModuleLine("model.py:5", "Gate", is_called=False)
+    assert found["inner.0.up"] == ModuleLine("model.py:7", "Gate", is_called=True)
+    assert found["inner"] == ModuleLine("model.py:13", "Net", is_called=True)
+    assert found["bare"] == ModuleLine("model.py:16", "Bare", is_called=False)
+    assert found["head"] is None  # its forward does not name it
+
+
+def test_a_module_of_two_possible_classes_or_of_no_source_is_not_placed() -> None:
+    assert module_line([MODEL, replace(MODEL, file="b.py")], TYPES, "inner.0") is None
+    assert module_line([], TYPES, "inner.0") is None
+    assert module_line([replace(MODEL, lines=("class Gate(",))], TYPES, "inner.0") is None
+    deep = "(" * 100_000
+    assert module_line([replace(MODEL, lines=(deep, "\x00"))], TYPES, "inner.0") is None
+    assert module_line([replace(MODEL, lines=("-" * 20_000 + "1",))], TYPES, "") is None

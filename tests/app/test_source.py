@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from ampscope.observations import LineUse, SourceText
+from ampscope.records import ModuleRecord
+from ampscope.store.writer import RunWriter
 from app.runs import diagnoses
 from tests.helpers import script_stores, stores
 from tests.helpers.classes import Class
-from tests.helpers.pages import texts
+from tests.helpers.pages import links, texts
 
 Open = Callable[..., Any]
 HOSTILE = "x = '<script>window.hacked = 1</script><img src=x onerror=alert(1)>'"
@@ -97,3 +99,24 @@ def test_lines_of_a_fused_kernel_are_marked(store_path: Path, open_page: Open) -
     assert rows[3].endswith("^ not rounded in kernel 2: aten.mul to bf16")
     assert rows[4][column : column + 3].strip() == "2"
     assert "by their number on the page Layers" in texts(app)
+
+
+def test_layers_leads_to_a_module_s_lines(store_path: Path, open_page: Open) -> None:
+    text = ("class Net(Module):", "    def forward(self, x):", "        return self.head(x)")
+    steps = [script_stores.one_step(n, 1.0 / (n + 1)) for n in range(script_stores.STEPS)]
+    seen = script_stores.seen(steps, SourceText("train.py", text))
+    run = script_stores.run(store_path, "as_is", seen)
+    modules = [ModuleRecord(0, "", "Net", is_leaf=False), ModuleRecord(1, "head", "Linear")]
+    writer = RunWriter(store_path, run)
+    writer.add_modules(modules)
+    writer.close()
+    opened = {
+        name: [one for one in links(open_page("layers", run=run, module=name)) if "line=" in one[1]]
+        for name in ("head", "(model)")
+    }
+    assert opened["head"] == [
+        ("Source: train.py:3, in the forward of Net", f"run={run}&line=train.py%3A3")
+    ]
+    assert opened["(model)"][0][0] == "Source: train.py:2, forward of Net"
+    app = open_page("source", run=run, line="train.py:3")
+    assert any(line.startswith(">") for line in source(app).splitlines())

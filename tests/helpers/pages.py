@@ -27,4 +27,5 @@ def metrics(app: Any) -> dict[str, str]:
 def links(app: Any) -> list[tuple[str, str]]:
     """(label, query) of every link."""
     found = app.get("page_link")
-    return [(e.proto.label.replace("\\", ""), e.proto.query_string) for e in found]
+    unescaped = {ord("\\"): "", 0x2060: ""}
+    return [(e.proto.label.translate(unescaped), e.proto.query_string) for e in found]
