@@ -212,11 +212,13 @@ def _table(pairs: Sequence[tuple[Training, Event]], name: str) -> None:
 
 
 MOST_POINTS, FEWEST_POINTS = 1000, 100  # of a run's curve; of each of very many ranks
+LIVE_POINTS = 400  # of a run's curve that is sent anew with each of its ticks
 
 
 def read(run: RunInfo, ranks: int = 1) -> Training:
     """In a time that does not depend on how long the run is."""
-    points = max(FEWEST_POINTS, MOST_POINTS // ranks)
+    most = LIVE_POINTS if run.state.is_active else MOST_POINTS
+    points = max(FEWEST_POINTS, most // ranks)
     steps, totals, events = list[StepRecord](), StepTotals(), list[Event]()
     with states.part():  # each says for itself that it is damaged
         steps = store.steps(run, points=points)

@@ -74,7 +74,7 @@ def measure(store: Path, run: str, page: str, rounds: int, steps: int) -> Times:
     os.environ["AMPSCOPE_STORE"] = str(store)
     times: dict[str, list[tuple[float, float]]] = {}
     for turn in range(rounds + 1):
-        app = session(page, run)
+        app = session(page, run=run)
         found = {"first": seconds(app.run), "again": seconds(app.run)}
         if page == "loss_scale":
             app.query_params["first"], app.query_params["last"] = str(steps // 2), str(steps - 1)

@@ -1,7 +1,8 @@
-"""The pages of a run of 500 modules x 1,000 steps, and Home and Runs over 2,000 runs: the server's
-time, the time to the last chart in Chromium, and the server's memory after 500 page loads.
+"""The pages of a probe, a watched training and a diagnosed script of 500 modules x 1,000 steps, and
+Home and Runs over 2,000 runs: the server's time, the time to the last chart in Chromium, and the
+server's memory after 500 page loads.
 
-    python benchmarks/page_time.py            # results/page_time.json; about eight minutes
+    python benchmarks/page_time.py            # results/page_time.json; about twelve minutes
 
 `pages_s` is Streamlit's own test runner through app/main.py: the script's time plus the building of
 messages, without the network and the browser. `first` is a new session on empty caches, `again` the
@@ -26,12 +27,13 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import psutil
 from classroom_browser import opened
 from contest import setting
-from large_run import write_run
+from large_run import write_diagnosis, write_run, write_watched
 
 from ampscope.records import Machine, Role, RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
@@ -50,7 +52,8 @@ GOALS = {
     "memory_growth_mib": 50.0,
     "store_mib": 300.0,
 }
-PAGES = ("layers", "gradients", "loss_scale", "two_runs")
+PAGES = ("layers", "gradients", "loss_scale", "two_runs", "telemetry")  # of the probe
+OF_SCRIPT, OF_WATCHED = ("diagnosis", "source"), ("training",)
 SLIDERS = ("slider", "step")  # of the Gradients page
 LOADS, LOOKS = 500, 9
 WAIT_MS = 180_000  # on a machine that does something else too
@@ -61,6 +64,7 @@ IS_DRAWN = """() => document.querySelector('[data-testid=stMain] h1') !== null
 # Plotly gives a chart that is drawn anew new data.
 KEEP = "() => { window.before = document.querySelector('.js-plotly-plot').data; }"
 IS_NEW = "() => document.querySelector('.js-plotly-plot').data !== window.before"
+Queries = dict[str, dict[str, str]]  # of the addresses of pages
 OF_ALL = ("home", "runs")  # pages of the whole store
 
 
@@ -78,12 +82,19 @@ def main() -> None:
         run = write_run(store, given.modules, given.steps)
         weight = size_mib(store)
         second = write_run(store, given.modules, given.steps)
-        pages = {page: measure(store, run, page, given.rounds, second) for page in PAGES}
+        queries = {page: {"run": run, "second": second} for page in PAGES}
+        script = write_diagnosis(store, given.modules, given.steps)
+        queries |= {page: {"run": script} for page in OF_SCRIPT}
+        watched = write_watched(store, given.modules, given.steps)
+        queries |= {page: {"run": watched} for page in OF_WATCHED}
+        pages = {
+            page: measure(store, page, given.rounds, **query) for page, query in queries.items()
+        }
         many = Path(folder) / "many.db"
         write_many(many, given.runs)
-        pages |= {page: measure(many, "", page, given.rounds) for page in OF_ALL}
-        chromium = in_chromium(store, run, second, many, Path(folder))
-        memory = asyncio.run(after_loads(store, run, second, Path(folder), given.loads))
+        pages |= {page: measure(many, page, given.rounds) for page in OF_ALL}
+        chromium = in_chromium(store, queries, many, Path(folder))
+        memory = asyncio.run(after_loads(store, queries, Path(folder), given.loads))
         result = {
             "run": {"modules": given.modules, "steps": given.steps, "roles": len(Role)},
             "runs_of_home": given.runs,
@@ -112,7 +123,7 @@ def worst(pages: dict[str, dict[str, list[float]]], names: tuple[str, ...]) -> f
 
 
 def in_chromium(
-    store: Path, run: str, second: str, many: Path, folder: Path
+    store: Path, queries: Queries, many: Path, folder: Path
 ) -> dict[str, dict[str, float]]:
     """Medians in seconds: each page to its last chart, in a new browser session and opened again
     in it; each slider to its new picture."""
@@ -121,8 +132,7 @@ def in_chromium(
         servers = stack.enter_context(browser.Servers(folder))
         running = stack.enter_context(browser.launched(browser.executable() or "chromium"))
         large, whole = servers.start(store), servers.start(many)
-        query = f"run={run}&second={second}"
-        addresses = {page: f"{large}/{page}?{query}" for page in PAGES}
+        addresses = {page: f"{large}/{page}?{urlencode(q)}" for page, q in queries.items()}
         addresses |= {page: f"{whole}/{'' if page == 'home' else page}" for page in OF_ALL}
         for name, address in addresses.items():
             times: dict[str, list[float]] = {"new": [], "again": []}
@@ -157,19 +167,19 @@ def moves(page: Any, label: str) -> list[float]:
     return found
 
 
-async def after_loads(
-    store: Path, run: str, second: str, folder: Path, loads: int
-) -> dict[str, float]:
+async def after_loads(store: Path, queries: Queries, folder: Path, loads: int) -> dict[str, float]:
     """The server's memory before and after ``loads`` sessions, in MiB."""
-    pages = ("home", "runs", *PAGES)
+    pages = [*((page, {}) for page in OF_ALL), *queries.items()]
     with browser.Servers(folder) as servers:
         url = servers.start(store)
         process = psutil.Process(servers._running[0].pid)
         for turn in range(5 * len(pages)):
-            await load(url, pages[turn % len(pages)], run, second)
+            page, query = pages[turn % len(pages)]
+            await load(url, page, **query)
         before = process.memory_info().rss / 2**20
         for turn in range(loads):
-            await load(url, pages[turn % len(pages)], run, second)
+            page, query = pages[turn % len(pages)]
+            await load(url, page, **query)
         after = process.memory_info().rss / 2**20
     return {
         "loads": loads,
@@ -179,10 +189,10 @@ async def after_loads(
     }
 
 
-async def load(url: str, page: str, run: str, second: str) -> None:
+async def load(url: str, page: str, **query: str) -> None:
     """One session that opens a page, and leaves. The first run of a session is its home page's."""
     tab = await opened(url)
-    await tab.open("" if page == "home" else page, run=run, second=second)
+    await tab.open("" if page == "home" else page, **query)
     await tab.close()
     if tab.errors:
         raise RuntimeError(f"the page {page} failed: {tab.errors}")
@@ -201,14 +211,12 @@ def write_many(store: Path, runs: int) -> None:
         writer.close()
 
 
-def measure(
-    store: Path, run: str, page: str, rounds: int, second: str = ""
-) -> dict[str, list[float]]:
+def measure(store: Path, page: str, rounds: int, **query: str) -> dict[str, list[float]]:
     """Medians of [wall, CPU] in seconds. The first session is left out: it imports the page."""
     os.environ["AMPSCOPE_STORE"] = str(store)
     times: dict[str, list[tuple[float, float]]] = {}
     for turn in range(rounds + 1):
-        app = session(page, run, second)
+        app = session(page, **query)
         found = {"first": seconds(app.run), "again": seconds(app.run), **interactions(app, page)}
         if turn:
             for name, value in found.items():
@@ -244,7 +252,7 @@ def interactions(app: Any, page: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def session(page: str, run: str, second: str) -> Any:
+def session(page: str, **query: str) -> Any:
     """A new session on empty caches."""
     import streamlit as st
     from streamlit.components.v2 import manifest_scanner
@@ -257,10 +265,8 @@ def session(page: str, run: str, second: str) -> Any:
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=120)
     if page != "home":  # which opens first
         app.switch_page(str(ROOT / "pages" / f"{page}.py"))
-    if run:
-        app.query_params["run"] = run
-    if second:
-        app.query_params["second"] = second
+    for name, value in query.items():
+        app.query_params[name] = value
     return app
 
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from ampscope.numerics.histogram import NAN, RAW_LEN
 from ampscope.records import Frame, Role, RunSpec, StepRecord, StepTotals
 from ampscope.store import frames as frame_thinning
-from ampscope.store.pyramid import SIZES
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -165,15 +164,36 @@ def test_an_overview_loses_nothing_that_matters(
 
 
 def check_extremes(steps: list[StepRecord], shown: list[StepRecord], points: int) -> None:
-    """Each block of the size that was due holds its smallest and its largest finite loss."""
+    """Near each step is a shown one whose loss is as high, and one whose loss is as low: within
+    three times the share of the steps that a point stands for."""
     wanted = max(points // 2, 1)
-    size = next(s for s in SIZES if (steps[-1].step - steps[0].step) // s < wanted)
-    for block, group in groupby(steps, key=lambda s: s.step // size):
-        losses = [s.loss for s in group if s.loss is not None and math.isfinite(s.loss)]
-        kept = [s.loss for s in shown if s.step // size == block and s.loss is not None]
-        finite = [loss for loss in kept if math.isfinite(loss)]
-        if losses:
-            assert (min(finite), max(finite)) == (min(losses), max(losses))
+    reach = 3 * (steps[-1].step - steps[0].step) // wanted + 2
+    place = {s.step: n for n, s in enumerate(steps)}
+    kept = [(place[s.step], s.loss) for s in shown if s.loss is not None and math.isfinite(s.loss)]
+    for at, step in enumerate(steps):
+        if step.loss is None or not math.isfinite(step.loss):
+            continue
+        near = [loss for where, loss in kept if abs(where - at) <= reach]
+        assert near, step
+        assert min(near) <= step.loss <= max(near)
+
+
+@pytest.mark.parametrize("points", [100, 400])
+def test_what_is_shown_does_not_depend_on_the_length(tmp_path: Path, points: int) -> None:
+    rng = np.random.default_rng(0)
+    writer = RunWriter.create(tmp_path / "runs.db", RunSpec("train.py", kind="watch"))
+    shown, before = {}, 0
+    for length in (points + 1, 2 * points, 17 * points, 40 * points, 70 * points):
+        losses = rng.normal(size=length - before)
+        for step, loss in enumerate(losses, start=before):
+            writer.add_step(StepRecord(step, loss=float(loss)))
+        writer.flush()
+        before = length
+        with Reader(tmp_path / "runs.db") as reader:
+            shown[length] = len(reader.overview(writer.run_id, points))
+    writer.close()
+    assert max(shown.values()) <= 1.05 * min(shown.values()), shown
+    assert max(shown.values()) <= points + 2
 
 
 @st.composite

@@ -13,8 +13,8 @@ import operator
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, TypeVar
 
 # Summary of a block of consecutive steps: exact counts, and the steps worth showing. Pure.
 #
@@ -24,6 +24,7 @@ from typing import Any
 # without reading the steps. A *bad* step was skipped, or its loss or gradient norm is not finite.
 
 
+T = TypeVar("T")
 Value = float | str | None  # as SQLite holds it: 'nan' is text
 StepRow = tuple[int, Value, Value, int, Value, Value, Value]  # of COLUMNS
 COLUMNS = "step,loss,scale,skipped,grad_norm,overhead_s,step_time_s"
@@ -212,6 +213,32 @@ def cover(query: Query, run_id: str, first: int, last: int, level: int = TOP) ->
         *_stored(query, run_id, level, low, high - 1),
         *([combined(after)] if after else []),
     ]
+
+
+def cover_evenly(query: Query, run_id: str, first: int, last: int, wanted: int) -> list[Block]:
+    """About ``wanted`` blocks of nearly the same length that together sum up exactly the steps
+    from first to last: what is shown of a run must not depend on where its length lies between two
+    sizes of the tree."""
+    enough = (n for n in range(TOP, -1, -1) if (last - first) // SIZES[n] >= wanted)
+    if (level := next(enough, None)) is not None:
+        blocks = cover(query, run_id, first, last, level)
+        return [combined(part) for part in _parts(blocks, wanted)]
+    rows = query(_STEPS, run_id, first, last)
+    marked = marks(rows, _scale_before(query, run_id, rows)) if rows else Marks([], [])
+    scale, bad = set(marked.scale), set(marked.bad)
+    return [
+        of_steps(
+            part, Marks([r[0] for r in part if r[0] in scale], [r[0] for r in part if r[0] in bad])
+        )
+        for part in _parts(rows, wanted)
+    ]
+
+
+def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """As many as asked for, nearly equal; fewer of fewer items."""
+    count = min(count, len(items))
+    ends = [n * len(items) // count for n in range(count + 1)] if count else []
+    return [items[a:b] for a, b in pairwise(ends)]
 
 
 def _ends(query: Query, run_id: str, first: int, last: int, level: int) -> list[Block]:

@@ -15,7 +15,7 @@ from ampscope.errors import BadInput, StoreError
 from ampscope.observations import Observation
 from ampscope.store import codec, db, rows, samples
 from ampscope.store.codec import decode_observation
-from ampscope.store.pyramid import BAD, SIZES, TOP, Block, Query, combined, cover
+from ampscope.store.pyramid import BAD, SIZES, TOP, Block, Query, combined, cover, cover_evenly
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -315,9 +315,7 @@ def _span(query: Query, run_id: str, first: int | None, last: int | None) -> Ran
 
 def _chosen(query: Query, run_id: str, span: Range, points: int) -> set[int]:
     first, last = span
-    blocks_wanted = max(points // 2, 1)
-    level = next((n for n, size in enumerate(SIZES) if (last - first) // size < blocks_wanted), TOP)
-    blocks = cover(query, run_id, first, last, level)
+    blocks = cover_evenly(query, run_id, first, last, max(points // 2, 1))
     whole = combined(blocks)
     steps = {whole.first_step, whole.last_step}
     for block in blocks:
