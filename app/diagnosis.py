@@ -183,10 +183,6 @@ def show_header(case: Case) -> None:
         *([f"imported from {spec.imported}"] if spec.imported else []),
     ]
     st.caption(escape(" · ".join(facts)))
-    if case.report is not None and case.report.notes:
-        st.caption(escape(" ".join(case.report.notes)))
-    if case.report is not None and case.report.rules not in ("", rules_version()):
-        _offer_another(case, case.report.rules)
     if changed := st.session_state.pop(_CHANGED, ""):
         st.info(escape(changed))
 
@@ -381,6 +377,10 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
         )
         if line := findings[0].verdict.line:
             links.link(links.SOURCE, f"{escape(line)} in the source", run=case.head.id, line=line)
+    if report.notes:
+        st.caption(escape(" ".join(report.notes)))
+    if report.rules not in ("", rules_version()):
+        _offer_another(case, report.rules)
     _error(case, baseline)
     return not problem
 

@@ -25,6 +25,7 @@ from ampscope.store.reader import Reader, StoredVerdict
 from app import links, options, permissions, run_rows, states, store, zoo
 from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape
+from app.training import alarm_text
 
 # The demo: one small GPT with a small loss, three times: fp16 without a scaler loses gradients,
 # fp16 with one does not, and fp32 shows what they should have been.
@@ -289,7 +290,7 @@ def _watched_card(entry: Entry) -> None:
             all_of_them = f"First of {len(found.alarms):,} alarms" if several else "Alarm"
             st.markdown(
                 f"**{all_of_them}, at step {event.step:,}{where}: {escape(name)}.** "
-                f"{escape(cut(event.text, ANSWER_LENGTH))}"
+                f"{escape(cut(alarm_text(event), ANSWER_LENGTH))}"
             )
         elif found.ended is None and any(r.steps_done for r in entry):
             so_far = " so far" if any(r.state.is_active for r in entry) else ""
@@ -495,8 +496,12 @@ def _row(entry: Entry, scripts: Sequence[RunInfo]) -> None:
         what, pages = st.columns([6, 4], vertical_alignment="center")
         with what.container(gap="xxsmall"):
             verdict = _watched(entry).verdict if run.spec.kind == "watch" else None
-            verdict = diagnoses.read_case(run, scripts).verdict if is_script(run) else verdict
+            case = diagnoses.read_case(run, scripts) if is_script(run) else None
+            verdict = verdict if case is None else case.verdict
             run_page.title_line(run, () if is_rank(run) else entry[1:], verdict)
+            if case is not None and case.report is not None and case.report.diagnosis.findings:
+                root = CAUSES[case.report.diagnosis.findings[0].cause]
+                st.markdown(escape(f"{root.title} ({root.code})"))
             st.caption(escape(" · ".join(_facts(entry))))
             _ended(entry)
             for one in entry:

@@ -134,7 +134,8 @@ def show_tree(layers: Layers) -> None:
     rows = matching_modules(layers.rows, text) if text else precision_use.fold(layers.rows, depth)
     opens = bool(layers.all_ops)  # the section below is of its ops
     chart.see(tree_seen(len(rows), len(layers.rows), text, opens=opens))
-    module_table(rows, as_tree=not text, key="layers-modules")
+    left_out = () if opens else OF_OPS  # no op was traced: a zero would say that none ran
+    module_table(rows, as_tree=not text, key="layers-modules", left_out=left_out)
     if layers.step is not None:
         st.caption(f"Dtypes of values are those of step {layers.step}.")
 
@@ -329,6 +330,7 @@ def _span(steps: Sequence[int]) -> str:
 
 TABLE_PX = 420
 NAMED_MODULES = 3  # so many are named in a cell; the CSV has them all
+OF_OPS = ("Computed in", "Ops", "Casts", "MFLOP", "In half")  # columns of traced ops
 _DTYPE_COLUMNS = {
     "Weights": "weights",
     "Activation": "activations",
@@ -366,9 +368,15 @@ def module_frame(rows: Sequence[precision_use.ModuleDtypes], *, as_tree: bool) -
     )
 
 
-def module_table(rows: Sequence[precision_use.ModuleDtypes], *, as_tree: bool, key: str) -> None:
-    """The tree; a click on a row opens that module below."""
-    table = module_frame(rows, as_tree=as_tree)
+def module_table(
+    rows: Sequence[precision_use.ModuleDtypes],
+    *,
+    as_tree: bool,
+    key: str,
+    left_out: Sequence[str] = (),
+) -> None:
+    """The tree; a click on a row opens that module below. ``left_out``: columns."""
+    table = module_frame(rows, as_tree=as_tree).drop(columns=list(left_out))
 
     def open_clicked() -> None:
         clicked = st.session_state[key].selection.rows

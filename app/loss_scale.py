@@ -405,7 +405,9 @@ def draw_windows(run: RunInfo) -> None:
         given = advice(run)
         if given is not None:
             chart.see(_advised(run, given))
-    step = links.select("At step", "window", steps, default=steps[-1], writes_default=False)
+    bad = {s.step for s in store.steps(run) if is_bad(s)}
+    last = next((step for step in reversed(steps) if step not in bad), steps[-1])
+    step = links.select("At step", "window", steps, default=last, writes_default=False)
     frame = store.frame(run, Role.GRAD_OUTPUT, step)
     if frame is None:
         return
@@ -484,6 +486,12 @@ _CALLS = {
 
 def _advised(run: RunInfo, given: lab.Advice) -> str:
     exponent = math.log2(given.initial_scale)
+    if exponent < 0:
+        return (
+            f"No loss scale of 1 or more keeps these gradients in fp16: {given.scale_reason}. They "
+            "are too large by themselves, which no scaler can put right: find the step where they "
+            "grew, or use bf16."
+        )
     scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
     call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
     return (

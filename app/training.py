@@ -5,6 +5,7 @@ sentences.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def show_alarms(trainings: Sequence[Training]) -> None:
     for training, event in found[:AT_FIRST]:
         name = ALARM_NAMES.get(event.name, event.name)
         where = escape(f"Step {event.step:,}{_of_rank(training, trainings)}: {name}.")
-        st.warning(f"**{where}** {escape(event.text)}")
+        st.warning(f"**{where}** {escape(alarm_text(event))}")
     if found[AT_FIRST:]:
         with chart.details(plural(len(found) - AT_FIRST, "earlier alarm")):
             _table(found[AT_FIRST:], "alarms")
@@ -114,6 +115,13 @@ def show_reports(trainings: Sequence[Training]) -> None:
     if every:
         with chart.details(f"All {plural(len(every), 'report')} of this training"):
             _table(sorted(every, key=lambda pair: -pair[1].step), "reports")
+
+
+def alarm_text(event: Event) -> str:
+    """What an alarm says, without its place and the capsule with its command, which the page
+    shows beside it."""
+    text = event.text.partition(" Capsule: ")[0]
+    return re.sub(rf" Rank \d+, step {event.step}\.", "", text)
 
 
 def steps_table(training: Training) -> pd.DataFrame:

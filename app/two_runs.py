@@ -227,7 +227,13 @@ def show_modules(both: Both, values: Values | None) -> list[Pair]:
     chart.see(modules_seen(both.names, found, values))
     if found:
         table = modules_table(found)
-        chart.table(table, "modules-by-difference", key="two-modules", most_px=ROWS_PX)
+        chart.table(
+            table,
+            "modules-by-difference",
+            key="two-modules",
+            most_px=ROWS_PX,
+            columns={"Module": st.column_config.TextColumn(pinned=True, width=230)},
+        )
     return found
 
 
@@ -263,7 +269,8 @@ def modules_seen(names: tuple[str, str], found: Sequence[Pair], values: Values |
         )
     return text + (
         f" First is {names[0]}, second {names[1]}. What is zero in one run alone was lost there, "
-        "as long as both have the same weights: at the first steps."
+        "as long as both have the same weights: at the first steps. Lost is what underflowed by "
+        "an fp32 shadow of the run itself."
     )
 
 
@@ -273,15 +280,15 @@ def modules_table(found: Sequence[Pair]) -> pd.DataFrame:
         {
             "Module": [name_of(p.path) for p in found],
             "Type": [p.type for p in found],
-            "Lost, first": [_share(p.first.lost) for p in found],
-            "Lost, second": [_share(p.second.lost) for p in found],
             "Lost, difference": [_share(p.lost_apart, signed=True) for p in found],
-            "Zero, first": [_share(p.first.zeros) for p in found],
-            "Zero, second": [_share(p.second.zeros) for p in found],
-            "Zero, difference": [_share(p.zeros_apart, signed=True) for p in found],
-            "Not finite": [_both(p.first.nonfinite, p.second.nonfinite) for p in found],
             "Values in": [_both(p.first.values, p.second.values) for p in found],
             "Weights in": [_both(p.first.weights, p.second.weights) for p in found],
+            "Lost, first": [_share(p.first.lost) for p in found],
+            "Lost, second": [_share(p.second.lost) for p in found],
+            "Zero, difference": [_share(p.zeros_apart, signed=True) for p in found],
+            "Zero, first": [_share(p.first.zeros) for p in found],
+            "Zero, second": [_share(p.second.zeros) for p in found],
+            "Not finite": [_both(p.first.nonfinite, p.second.nonfinite) for p in found],
         }
     )
 

@@ -75,6 +75,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--runs", type=int, default=2000)
     arguments.add_argument("--loads", type=int, default=LOADS)
+    arguments.add_argument("--looks", type=int, default=LOOKS, help="of Chromium at each page")
     arguments.add_argument("--out", type=Path, default=RESULTS)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +94,7 @@ def main() -> None:
         many = Path(folder) / "many.db"
         write_many(many, given.runs)
         pages |= {page: measure(many, page, given.rounds) for page in OF_ALL}
-        chromium = in_chromium(store, queries, many, Path(folder))
+        chromium = in_chromium(store, queries, many, Path(folder), given.looks)
         memory = asyncio.run(after_loads(store, queries, Path(folder), given.loads))
         result = {
             "run": {"modules": given.modules, "steps": given.steps, "roles": len(Role)},
@@ -123,7 +124,7 @@ def worst(pages: dict[str, dict[str, list[float]]], names: tuple[str, ...]) -> f
 
 
 def in_chromium(
-    store: Path, queries: Queries, many: Path, folder: Path
+    store: Path, queries: Queries, many: Path, folder: Path, looks: int
 ) -> dict[str, dict[str, float]]:
     """Medians in seconds: each page to its last chart, in a new browser session and opened again
     in it; each slider to its new picture."""
@@ -136,7 +137,7 @@ def in_chromium(
         addresses |= {page: f"{whole}/{'' if page == 'home' else page}" for page in OF_ALL}
         for name, address in addresses.items():
             times: dict[str, list[float]] = {"new": [], "again": []}
-            for _ in range(LOOKS + 1):  # the first reads the store
+            for _ in range(looks + 1):  # the first reads the store
                 with browser.page_of(running) as page:
                     for found in times.values():
                         started = time.perf_counter()
@@ -149,15 +150,15 @@ def in_chromium(
             page.goto(addresses["gradients"])
             page.wait_for_function(IS_DRAWN, timeout=WAIT_MS)
             for name, label in (("slider", "Loss scale"), ("step", "Step")):
-                pictures[name] = round(float(np.median(moves(page, label))), 2)
+                pictures[name] = round(float(np.median(moves(page, label, looks))), 2)
     return {"chromium_s": pages, "chromium_again_s": again, "picture_s": pictures}
 
 
-def moves(page: Any, label: str) -> list[float]:
+def moves(page: Any, label: str, looks: int) -> list[float]:
     """From a key on a slider to the new picture, again and again."""
     slider, found = page.get_by_role("slider", name=label), []
     slider.focus()
-    for _ in range(LOOKS):
+    for _ in range(looks):
         page.evaluate(KEEP)
         started = time.perf_counter()
         slider.press("ArrowLeft")

@@ -42,7 +42,7 @@ def training_curves(
     row = {name: i for i, name in enumerate(shown, start=1)}
     figure = panels(shown)
     add_series(figure, loss, row["loss"], "loss")
-    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    add_loss_axis(figure, loss, row["loss"])
     if "scale" in row:
         add_scale(figure, scaled, row["scale"])
     if "norm" in row:
@@ -103,6 +103,8 @@ PANELS = {
 }
 SPACING_PX, TOP_PX, BOTTOM_PX = 46, 44, 50
 LOG_FROM = 100.0  # ratio of the largest to the smallest value
+EXPLODES_FROM = 1e6  # of losses
+MOST_TICKS = 6
 MOST_MARKS = 60  # points that are marked one by one
 KINDS = (  # name, symbol, field of FiniteParts
     ("NaN", "diamond", "nan_steps"),
@@ -274,9 +276,22 @@ def frame_axis(figure: go.Figure, steps: Sequence[StepRecord], last_row: int) ->
 
 def add_norm_axis(figure: go.Figure, norm: FiniteParts, row: int) -> None:
     """Logarithmic where the norms span decades."""
-    kind = "log" if spans_decades(norm.values) else "linear"
-    dtick = 1 if kind == "log" else None
+    is_log = spans_decades(norm.values)
+    dtick = _decades_tick(norm.values) if is_log else None
+    kind = "log" if is_log else "linear"
     figure.update_yaxes(row=row, col=1, title="2-norm", type=kind, dtick=dtick)
+
+
+def add_loss_axis(figure: go.Figure, loss: FiniteParts, row: int) -> None:
+    """Linear, as losses are read, but of an explosion that would leave nothing else to be seen."""
+    explodes = spans_decades(loss.values) and max(loss.values) / min(loss.values) >= EXPLODES_FROM
+    how = {"type": "log", "dtick": _decades_tick(loss.values)} if explodes else {}
+    figure.update_yaxes(row=row, col=1, title="loss", **how)
+
+
+def _decades_tick(values: Sequence[float]) -> int:
+    """At most seven powers of ten have a label."""
+    return max(1, math.ceil(math.log10(max(values) / min(values)) / MOST_TICKS))
 
 
 # Loss scale, loss and gradient norm over a shared axis of steps, and what was not finite.
@@ -298,7 +313,7 @@ def scale_trajectory(
     add_series(figure, norm, row["norm"], "gradient norm")
     if "band" in row:
         add_band(figure, {"loss": loss, "gradient norm": norm}, row["band"])
-    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    add_loss_axis(figure, loss, row["loss"])
     add_norm_axis(figure, norm, row["norm"])
     frame_axis(figure, steps, len(shown))
     return figure
@@ -344,8 +359,7 @@ def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> 
     figure.update_xaxes(row=2 if broken else 1, col=1, title=x_title)
     values = [v for c in curves for v in c.losses.values]
     is_log = spans_decades(values)
-    # On a logarithmic axis whole decades, at most about six of them.
-    dtick = max(1.0, math.ceil(math.log10(max(values) / min(values)) / 6)) if is_log else None
+    dtick = _decades_tick(values) if is_log else None
     kind = "log" if is_log else "linear"
     figure.update_yaxes(row=1, col=1, title="loss", type=kind, dtick=dtick)
     figure.update_yaxes(row=1, col=1, exponentformat="power")
@@ -410,7 +424,8 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
     if any(scaled):
         dtick = _scale_tick([step for own in scaled for step in own])
         figure.update_yaxes(row=row["scale"], col=1, title="scale", **_POWERS, dtick=dtick)
-    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    losses = tuple(value for curve, _, _ in pair for value in curve.losses.values)
+    add_loss_axis(figure, replace(pair[0][0].losses, values=losses), row["loss"])
     if "norm" in row:
         every = tuple(value for norm in norms for value in norm.values)
         add_norm_axis(figure, replace(norms[0], values=every), row["norm"])

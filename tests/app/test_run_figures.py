@@ -171,3 +171,17 @@ def test_a_training_that_clips_has_both_norms_in_one_panel() -> None:
     assert before.yaxis == drawn["gradient norm"].yaxis
     assert before.mode == "markers", "a line would bridge the steps that were not clipped"
     assert list(drawn["+Inf"].x) == [2], "what cannot be drawn stands in the band"
+
+
+@pytest.mark.parametrize("largest", [1e3, 1e9, 1e38, 1e300])
+def test_an_explosion_leaves_few_labels_on_its_axes(largest: float) -> None:
+    values = (3.0, 0.5, largest)
+    parts = finite_parts(range(3), values)
+    steps = [StepRecord(n, loss=v, grad_norm=v) for n, v in enumerate(values)]
+    for figure in (training_curves(steps, parts, parts, []), scale_trajectory(steps, parts, parts)):
+        for axis in figure.select_yaxes():
+            if axis.type == "log":
+                assert math.log10(largest / 0.5) / axis.dtick <= 7
+        kinds = {axis.title.text: axis.type for axis in figure.select_yaxes()}
+        assert kinds["2-norm"] == "log"
+        assert (kinds["loss"] == "log") == (largest >= 1e9)  # a loss that falls is read linearly

@@ -38,7 +38,7 @@ def test_a_pair_is_compared_down_to_one_module(store_path: Path, open_page: Open
     assert [m.label for m in app.metric] == ["Steps of both", "Skipped steps", "Not finite"]
     assert len(app.get("plotly_chart")) == 2
     (table,) = app.dataframe
-    assert list(table.value)[2:5] == ["Lost, first", "Lost, second", "Lost, difference"]
+    assert list(table.value)[2:5] == ["Lost, difference", "Values in", "Weights in"]
     for what in ("Lost", "Zero"):
         assert set(table.value[f"{what}, difference"]) <= {"0.0 %", "none"}
 

@@ -288,7 +288,7 @@ def test_a_warning_that_is_an_error_ends_no_training(
         warnings.simplefilter("error")
         run = bf16_training(tmp_path / "runs.db", poison="loss", policy="warn")
     assert len(recorded(run.store, run.id).steps) == 12
-    assert "ampscope: Step 4: The loss is nan" in capsys.readouterr().err
+    assert "ampscope: Step 4: The loss is NaN" in capsys.readouterr().err
 
 
 def test_gradients_of_zero_ring_after_ten_steps_where_the_loss_is_not_zero() -> None:

@@ -248,7 +248,7 @@ def _harmless(baseline: RunView) -> str:
     """Things that look like faults and are none."""
     skips = len(baseline.skips)
     if not skips:
-        return f"{plural(len(baseline.steps), 'optimizer step')} were recorded."
+        return "No optimizer step was skipped."
     total = plural(len(baseline.steps), "optimizer step")
     if baseline.leading_skips == skips:
         return (

@@ -21,6 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ampscope.errors import AmpscopeError
+from ampscope.number_words import value
 from ampscope.numerics.formats import FORMATS
 from ampscope.numerics.histogram import zones
 from ampscope.records import Event, Frame, StepRecord
@@ -149,7 +150,7 @@ class Alarms:
             return []
         loss = step.loss
         is_bad = loss is not None and not math.isfinite(loss)
-        text = f"The loss is {loss}."
+        text = f"The loss is {value(loss)}."
         # What GradScaler leaves out is its search for a scale, or skips_in_a_row.
         is_search = step.skipped and signs.is_search
         found = self._ring("nonfinite_loss", is_bad and not is_search, step, text)

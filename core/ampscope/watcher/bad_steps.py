@@ -13,6 +13,7 @@ from ampscope.analysis.ranks import SHARED
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.errors import BadInput
+from ampscope.number_words import value
 from ampscope.records import Event
 from ampscope.watcher import capsule
 from ampscope.watcher.alarm_dispatcher import WatchSettings
@@ -63,7 +64,8 @@ class BadSteps:
         loss_is_bad = read.is_loss_bad and not read.is_search
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
         if read.is_search:
-            where, text = "backward", f"A gradient that the loss is computed with made it {loss}."
+            where = "backward"
+            text = f"A gradient that the loss is computed with made it {value(loss)}."
         fault = self._capsule_store.is_fault(scale, loss_is_bad=loss_is_bad)
         sign = ("nonfinite" if fault else "calibration", where)
         # A run that stays bad says so once, not at every step for days.
@@ -124,7 +126,7 @@ class BadSteps:
         """Where this process itself saw the step go bad."""
         held = [gradient for f in forwards for gradient in f.gradients.values()]
         if bad_loss is not None:
-            return "loss", f"The loss was {bad_loss}."
+            return "loss", f"The loss was {value(bad_loss)}."
         if not all(map(all_finite, held)):
             return "output gradient", "The gradient at the model's output was not finite."
         if self.sentinel is None or self.sentinel.is_bad:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ampscope.capture.tensors import has_own_memory, opened, plain
 from ampscope.errors import BadInput
+from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
 from ampscope.record_json import Decoder, Refusal
 from ampscope.records import Event
@@ -86,8 +87,8 @@ class Capsule:
         """One line on what is in it."""
         gradients = sum(len(f.gradients) for f in self.forwards)
         parts = [
-            f"{len(self.forwards)} forward call(s) with inputs, random state and buffers",
-            f"{gradients} gradient(s) at outputs",
+            f"{plural(len(self.forwards), 'forward call')} with inputs, random state and buffers",
+            f"{plural(gradients, 'gradient')} at outputs",
             *([f"norms of the last {len(self.past)} steps"] if self.past else []),
             f"{len(self.weights)} weights" if self.weights else "no weights",
         ]
