@@ -40,9 +40,9 @@ def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
 TABLE_PX = 430  # a dozen rows; the rest is scrolled to
 WIDTHS = {
     "Case": 60,
-    "Cause": 280,
+    "Cause": 340,
     "Reported to": 220,
-    "Found": 170,
+    "Found": 110,
     "Fix": 90,
     "Healthy twin": 110,
 }
@@ -102,6 +102,13 @@ def _stage(result: Result) -> str:
     return "not yet" if result.stage is Stage.NOT_YET else str(result.stage)
 
 
+def _found(row: Row) -> str:
+    if row.faulty.stage is not Stage.DONE:
+        return _stage(row.faulty)
+    is_expected = row.faulty.found == row.answer.cause
+    return EXPECTED if is_expected else title(row.faulty.found)
+
+
 def list_table(rows: Sequence[Row]) -> pd.DataFrame:
     """A row for each case, as the page shows it."""
     fixes = {True: "verified", False: "none worked", None: ""}
@@ -110,10 +117,7 @@ def list_table(rows: Sequence[Row]) -> pd.DataFrame:
             "Case": [r.answer.id for r in rows],
             "Cause": [title(r.answer.cause) for r in rows],
             "Reported to": [r.answer.source for r in rows],
-            "Found": [
-                title(r.faulty.found) if r.faulty.stage is Stage.DONE else _stage(r.faulty)
-                for r in rows
-            ],
+            "Found": [_found(r) for r in rows],
             "Fix": [fixes[r.faulty.cured] for r in rows],
             "Healthy twin": [
                 ("no fault" if r.twin.found == NO_FAULT else title(r.twin.found))
