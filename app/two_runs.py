@@ -232,7 +232,7 @@ def show_modules(both: Both, values: Values | None) -> list[Pair]:
             "modules-by-difference",
             key="two-modules",
             most_px=ROWS_PX,
-            columns={"Module": st.column_config.TextColumn(pinned=True, width=230)},
+            columns={"Module": st.column_config.TextColumn(pinned=True, width=180)},
         )
     return found
 

@@ -280,13 +280,14 @@ def add_norm_axis(figure: go.Figure, norm: FiniteParts, row: int) -> None:
     dtick = _decades_tick(norm.values) if is_log else None
     kind = "log" if is_log else "linear"
     figure.update_yaxes(row=row, col=1, title="2-norm", type=kind, dtick=dtick)
+    figure.update_yaxes(row=row, col=1, exponentformat="power")
 
 
 def add_loss_axis(figure: go.Figure, loss: FiniteParts, row: int) -> None:
     """Linear, as losses are read, but of an explosion that would leave nothing else to be seen."""
     explodes = spans_decades(loss.values) and max(loss.values) / min(loss.values) >= EXPLODES_FROM
     how = {"type": "log", "dtick": _decades_tick(loss.values)} if explodes else {}
-    figure.update_yaxes(row=row, col=1, title="loss", **how)
+    figure.update_yaxes(row=row, col=1, title="loss", exponentformat="power", **how)
 
 
 def _decades_tick(values: Sequence[float]) -> int:

@@ -204,8 +204,10 @@ def control_row(report: DiagnosisResult, control: ControlRun) -> tuple[str, ...]
     return (
         control.name,
         "none" if last is None else number(last),
-        share(totals.nonfinite_losses, totals.steps),
-        share(totals.skipped, totals.steps),
+        *(
+            share(count, totals.steps) if count else f"0 of {totals.steps:,}"
+            for count in (totals.nonfinite_losses, totals.skipped)
+        ),
         went_wrong(report, control.run),
     )
 
