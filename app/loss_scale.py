@@ -39,11 +39,10 @@ WHY = (
     "is how GradScaler finds its scale. growth probing: the same, right after the scale had grown. "
     "spike: steps near it were taken at this scale, and this step's gradients are too large for it "
     "in fp32 too. born as NaN: no gradient holds Inf, so nothing overflowed. fault: the loss or "
-    "fp32's own gradients were not finite, or a scale of 1 did not help. unclear: none of these; "
-    "an fp32 shadow at the step tells (--shadow-every 1 of a probe, record_next(reference=True) of "
-    "a watched training)."
+    "fp32's own gradients were not finite, or a scale of 1 did not help. Where none of these is "
+    "proved, an fp32 shadow of the step tells a batch with large gradients from a fault "
+    "(--shadow-every 1 of a probe, record_next(reference=True) of a watched training)."
 )
-_CAUSES = {SkipCause.UNCLEAR: "unclear; an fp32 shadow at this step tells"}
 
 
 def show_overview(found: Trajectory) -> None:
@@ -128,6 +127,13 @@ def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
     links.link(links.GRADIENTS, label, run=run.id, step=str(step), role="weight_grad")
 
 
+def _why(bad: BadStep) -> str:
+    if bad.cause is not SkipCause.UNCLEAR:
+        return "" if bad.cause is None else str(bad.cause)
+    first = f"NaN or Inf first in {bad.first_parameter}; " if bad.first_parameter else ""
+    return f"{first}why takes an fp32 shadow of this step"
+
+
 def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -135,7 +141,7 @@ def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
             "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
             "Scale": [b.scale for b in bad],
             "Skipped": [b.skipped for b in bad],
-            "Why": ["" if b.cause is None else _CAUSES.get(b.cause, str(b.cause)) for b in bad],
+            "Why": [_why(b) for b in bad],
             "Parameters not finite": [b.parameter_count for b in bad],
             "First in backward": [b.first_parameter or "not recorded" for b in bad],
         }

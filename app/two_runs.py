@@ -227,6 +227,8 @@ def show_modules(both: Both, values: Values | None) -> list[Pair]:
     chart.see(modules_seen(both.names, found, values))
     if found:
         table = modules_table(found)
+        if values is None:  # nothing is known of what they held
+            table = table[["Module", "Type", "Weights in"]]
         chart.table(
             table,
             "modules-by-difference",

@@ -349,6 +349,28 @@ def test_the_advised_scale(
     assert "keep the output gradients of every module in fp16" in texts(app)
 
 
+def test_gradients_that_no_scale_of_one_or_more_suits_get_no_scaler_advised(
+    store_path: Path, open_page: Open
+) -> None:
+    run_id = framed(store_path, trajectory([14] * 4, set()), 6, 34)  # unscaled 2^20
+    said = texts(open_page("loss_scale", run=run_id))
+    assert "No loss scale of 1 or more keeps these gradients in fp16" in said
+    assert "GradScaler(init_scale" not in said
+
+
+def test_a_skip_without_a_proved_cause_says_where_and_what_to_record(
+    store_path: Path, open_page: Open
+) -> None:
+    steps = trajectory([13] * 20, {9})  # the steps beside it were taken at the same scale
+    bad = [NonFiniteRecord(9, "block.bias", 0, 10, 0, 1, 2)]
+    app = open_page("loss_scale", run=written(store_path, steps, bad))
+    table = app.dataframe[0].value
+    assert list(table["Why"]) == [
+        "NaN or Inf first in block.bias; why takes an fp32 shadow of this step"
+    ]
+    assert "unclear" not in texts(app)
+
+
 def test_the_sentence_on_scales_says_that_it_excludes_the_loss(
     store_path: Path, open_page: Open
 ) -> None:

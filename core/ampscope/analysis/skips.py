@@ -41,6 +41,7 @@ from ampscope.records import StepRecord
 #                     large gradients and one with a NaN look alike
 
 
+WITHOUT_SHADOW = "not explained without an fp32 shadow"
 UNSCALED = 1.0
 JUMP = 2.0  # times the loss of the step before: a bad update, not the batches' own spread
 NEAR = 20  # steps before and after; over more, gradients themselves may halve
@@ -150,7 +151,7 @@ def counted(causes: dict[int, SkipCause]) -> str:
         SkipCause.SPIKE: ("spike", "spikes"),
         SkipCause.BORN_NAN: ("born as NaN", "born as NaN"),
         SkipCause.FAULT: ("fault", "faults"),
-        SkipCause.UNCLEAR: ("of unclear cause", "of unclear cause"),
+        SkipCause.UNCLEAR: (WITHOUT_SHADOW, WITHOUT_SHADOW),
     }
     parts = []
     for cause, (one, many) in names.items():
