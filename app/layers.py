@@ -21,7 +21,7 @@ from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_
 from ampscope.policy.op_lists import list_words
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
 from ampscope.report.palette import OTHER_DTYPE, dtype_color
-from app import chart, links, source, states, store
+from app import chart, links, permissions, states, store
 from app.chart import KeyFigure
 from app.figures import modules as flops_figure
 from app.runs import diagnoses
@@ -163,7 +163,7 @@ def show_module(run: RunInfo, layers: Layers) -> None:
 
 def _link_to_source(run: RunInfo, modules: Sequence[ModuleRecord], index: int) -> None:
     """To the lines of the module, where the run itself recorded them."""
-    if run.spec.kind != "script" or not source.may_see(run):
+    if run.spec.kind != "script" or not permissions.may_see_source(run):
         return
     case = diagnoses.case_of(run)
     if case is None:
@@ -583,12 +583,12 @@ def tree_seen(shown: int, whole: int, text: str, *, opens: bool) -> str:
     """Above the table of modules; ``opens``: the section below it shows the chosen one."""
     click = " Click a row to open it below." if opens else ""
     if text:
-        return f"{share(shown, whole)} modules hold “{text}” in their path or type."
+        return f"{shown:,} of {plural(whole, 'module')} hold “{text}” in their path or type."
     if shown == whole:
         return f"All {plural(whole, 'module')}.{click}"
     return (
-        f"{share(shown, whole)} modules are unfolded; what lies deeper is added up in the last row "
-        f"above it.{click}"
+        f"{shown:,} of {plural(whole, 'module')} are unfolded; what lies deeper is added up in the "
+        f"last row above it.{click}"
     )
 
 

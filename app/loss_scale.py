@@ -28,7 +28,7 @@ from app.figures.loss_scale import replayed_scales, scale_windows
 from app.figures.training import scale_trajectory
 from app.runs.module_names import name_of
 from app.runs.run_page import sentence
-from app.text import cut, percent, plural, power_of_two, share
+from app.text import cut, percent, plural, power_of_two
 
 # Sections of the Loss scale page: trajectory, and for every skip who held the NaN or Inf.
 
@@ -363,7 +363,7 @@ def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> 
         if totals.bad:
             return "No step of the shown part was skipped, and no gradient held NaN or Inf."
         return "No step was skipped, and no gradient held NaN or Inf."
-    text = f"{share(totals.skipped, totals.steps)} steps were skipped."
+    text = f"{totals.skipped:,} of {plural(totals.steps, 'step')} were skipped."
     if len(found) < whole:
         text += f" The newest {len(found):,} of {whole:,} bad steps of the shown part are listed."
     if taken:

@@ -108,6 +108,11 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
     )
 
 
+def may_see_source(run: RunInfo) -> bool:
+    """Whether the user may see the text of the run's script: a class sees that of lessons alone."""
+    return is_trusted() or is_of_lesson(run)
+
+
 def is_of_lesson(run: RunInfo) -> bool:
     """A lesson's measurement, or a script that comes with one, which every user may see whole: they
     say nothing about any user. What a file from elsewhere calls so may be anything."""

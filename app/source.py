@@ -21,14 +21,9 @@ KERNELS = "krn"  # a column more where a kernel of compiled code was recorded
 KERNELS_SHOWN = 3  # of a line
 
 
-def may_see(run: RunInfo) -> bool:
-    """A class sees the source of lessons alone."""
-    return permissions.is_trusted() or permissions.is_of_lesson(run)
-
-
 def read(run: RunInfo) -> list[File] | None:
     """The files of the run's diagnosis; None where there are none to show, which the page says."""
-    if not may_see(run):
+    if not permissions.may_see_source(run):
         states.nothing_recorded("The source of this script is not shown to the class.", "")
         return None
     case = diagnoses.case_of(run) if run.spec.kind == "script" else None

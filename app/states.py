@@ -56,9 +56,13 @@ def empty_store() -> None:
     if not permissions.is_trusted():
         nothing_recorded("No run is shown to this class yet.", "The teacher shares it.")
         return
-    st.info("**No run has been recorded yet.** Start the demo on Home, or a probe of your own.")
+    st.info(
+        "**No run has been recorded yet.** Start the demo on Home, diagnose a script of yours, or "
+        "record a probe."
+    )
     with st.container(horizontal=True):
         st.page_link(links.HOME.file, label="Home")
+        st.page_link(links.DIAGNOSIS.file, label="Diagnosis")
         st.page_link(links.NEW_PROBE.file, label="New probe")
 
 

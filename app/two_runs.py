@@ -212,11 +212,11 @@ def _common_steps(both: Both, role: Role) -> list[int]:
 def show_modules(both: Both, values: Values | None) -> list[Pair]:
     """The table of modules, those that differ most first."""
     st.subheader("Modules by difference", anchor=False)
-    modules = [store.modules(run) for run in both.runs]
+    first, second = (store.modules(run) for run in both.runs)
     found = (
-        pairs(*modules, None, None)
+        pairs(first, second, None, None)
         if values is None
-        else pairs(*modules, *values.frames, values.shadows)
+        else pairs(first, second, *values.frames, values.shadows)
     )
     if values is None and all(pair.is_alike for pair in found):
         chart.see(

@@ -107,10 +107,10 @@ def test_search_and_fold(store_path: Path, open_page: Open) -> None:
     assert list(tree["Path"]) == ["(model)", "wte", "h", "head"] or "h.0" not in set(tree["Path"])
     app = open_page("layers", run=run, find="QKV")
     assert set(app.dataframe[0].value["Path"]) == {"h.0.attn.qkv", "h.1.attn.qkv"}
-    assert "2 of 15, 13.3 % modules hold “QKV”" in texts(app)
+    assert "2 of 15 modules hold “QKV”" in texts(app)
     app.text_input[0].set_value("no such module").run()
     assert not app.exception
-    assert "0 of 15, 0.0 % modules hold" in texts(app)
+    assert "0 of 15 modules hold" in texts(app)
 
 
 def test_steps_with_other_ops_can_be_chosen(store_path: Path, open_page: Open) -> None:

@@ -29,10 +29,11 @@ def info(store: Path, run_id: str) -> RunInfo:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_an_empty_store_leads_to_home_and_new_probe(open_page: Open, page: str) -> None:
+def test_an_empty_store_leads_to_what_fills_it(open_page: Open, page: str) -> None:
     app = open_page(page)
     assert "No run has been recorded yet" in app.info[0].value
-    assert len(app.page_link) == 2
+    labels = [link.proto.label for link in app.get("page_link")]
+    assert labels == ["Home", "Diagnosis", "New probe"]
     assert not app.error
 
 
