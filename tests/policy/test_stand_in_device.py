@@ -7,6 +7,8 @@ import copy
 import inspect
 import io
 import itertools
+import operator
+import pickle
 import queue
 import re
 import threading
@@ -71,6 +73,7 @@ PLACES: dict[str, Callable[[], Tensor]] = {
     "chunk": lambda: there().chunk(3, -1)[1],
     "topk": lambda: there().topk(2).indices,
     "stack": lambda: torch.stack([there(), there()]),
+    "a list of numbers of the device": lambda: torch.tensor([there().sum(), there().sum()]),
     "in place": lambda: here().copy_(there()),
     "in place there": lambda: there().copy_(here()),
     "view": lambda: there().view(-1)[2:],
@@ -95,6 +98,7 @@ PLACES: dict[str, Callable[[], Tensor]] = {
 NOT_FAKED = {
     "cuda()": "cuda", "cuda(0)": "cuda", "to a word": "cuda", "to a device and dtype": "cuda",
     "to a device, by place": "cuda",
+    "a list of numbers of the device": "cpu",
     "there and back": "cpu", "in place there": "cuda", "view": "cuda", "module": "cuda",
     "module, moved": "cuda", "buffer, moved": "cuda", "module, moved back": "cpu",
     "gradient": "cuda",
@@ -137,6 +141,208 @@ def test_a_tensor_is_where_torch_says(name: str) -> None:
         assert (found.device, found.is_cuda, found.is_cpu) == (expected, is_there, not is_there)
         assert found.get_device() == (0 if is_there else -1)
     assert found.device.type == "cpu"  # where it really is
+
+
+MIXED: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "+": lambda a, b: a + b,
+    "add": torch.add,
+    "add_": lambda a, b: a.clone().add_(b),
+    "+=": lambda a, b: operator.iadd(a.clone(), b),
+    "-": lambda a, b: b - a,
+    "/": lambda a, b: a / b,
+    "<": lambda a, b: a < b,
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "@": lambda a, b: a @ b.T,
+    "mm": lambda a, b: torch.mm(a, b.T),
+    "linear": nn.functional.linear,
+    "mse_loss": nn.functional.mse_loss,
+    "layer_norm": lambda a, b: nn.functional.layer_norm(a, (3,), b[0]),
+    "embedding": lambda a, b: nn.functional.embedding(b.long(), a),
+    "cross_entropy": lambda a, b: nn.functional.cross_entropy(a, b[:, 0].long()),
+    "bce": lambda a, b: nn.functional.binary_cross_entropy_with_logits(a, target=b),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b]),
+    "gather": lambda a, b: a.gather(1, b.long() * 0),
+    "index_select": lambda a, b: a.index_select(0, b[0, :1].long()),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 1.0),
+    "index of the device": lambda a, b: b[a[0, :2].long()],
+    "index of the cpu": lambda a, b: a[b[0, :2].long()],
+    "copy_": lambda a, b: a.copy_(b),
+    "item": lambda a, b: a[0, 0].copy_(b[0, 0]),
+    "a number": lambda a, b: a * b[0, 0],
+    "a number beside": lambda a, b: b * a[0, 0],
+    "a number in place": lambda a, b: a.mul_(b.sum()),
+    "to": lambda a, b: b.to(a) + a,
+    "cpu": lambda a, b: a.cpu() + b,
+    "like": lambda a, b: a + torch.zeros_like(b, device="cuda"),
+    "a list": lambda a, b: torch.tensor([1.0, 2.0, 3.0]) + a,
+    "clone": lambda a, b: a + b.clone().reshape(2, 3)[:1],
+}
+
+# The rules of TensorAdvancedIndexing.cpp and TensorIterator.cpp; the others move first.
+NOT_FAKED_MIXED = {
+    "index of the device": "indices should be either on cpu or on the same device",
+    "a number beside": "Expected all tensors to be on the same device",
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_tensors_of_two_devices_are_refused_where_torch_refuses_them(name: str) -> None:
+    refused = ""
+    with FakeTensorMode():
+        try:
+            MIXED[name](torch.empty(2, 3, device="cuda"), torch.empty(2, 3))
+        except RuntimeError as error:
+            refused = str(error)
+    if "not linked with support" in refused:  # a fake cannot be moved or viewed on such a build
+        refused = NOT_FAKED_MIXED.get(name, "")
+    with stand_in(PROFILES["a100"]):
+        a, b = there(), torch.ones(2, 3)
+        if refused:
+            with pytest.raises(RuntimeError, match=r"on the same device|indices should be either"):
+                MIXED[name](a, b)
+        else:
+            MIXED[name](a, b)
+
+
+def _unknown() -> Tensor:
+    """A tensor that a pickle made: nobody knows whether it would be on CUDA."""
+    made: Tensor = pickle.loads(pickle.dumps(here()))
+    return made
+
+
+def _loaded() -> Tensor:
+    file = io.BytesIO()
+    torch.save(torch.ones(2, 3), file)
+    file.seek(0)
+    found: Tensor = torch.load(file)
+    return found
+
+
+def _data_parallel() -> Tensor:
+    output: Tensor = nn.DataParallel(nn.Linear(3, 2).cuda())(here())
+    return output
+
+
+# What a GPU computes, or may compute, where a CPU is named or nothing is said.
+NEVER_REFUSED: dict[str, Callable[[], Tensor]] = {
+    "loaded": lambda: _loaded() + there(),
+    "from a pickle": lambda: _unknown() + there(),
+    "made where one of unknown place is": lambda: (
+        torch.ones(3, device=_unknown().device) * there()
+    ),
+    "like one of unknown place": lambda: torch.zeros_like(_unknown()) + there(),
+    "moved to one of unknown place": lambda: here().to(_unknown()) + there(),
+    "moved to the device of one of unknown place": lambda: here().to(_unknown().device) + there(),
+    "a model moved to such a device": lambda: nn.Linear(3, 2).to(_unknown().device)(there()),
+    "from torch's own code": lambda: torch.distributions.Normal(0.0, 1.0).sample((3,)) + there(),
+    "vmap": lambda: torch.vmap(lambda x: x * torch.ones(3, device=x.device))(there()) + there(),
+    "a list without elements": lambda: torch.cat([torch.tensor([]), there()[0]]),
+    "numbers of the cpu": lambda: torch.addcmul(there(), there(), torch.tensor(2.0)),
+    "inputs of DataParallel": _data_parallel,
+    "written into": lambda: there().index_fill_(1, torch.zeros(1).long().cuda(), 2.0),
+    "assigned": lambda: _assigned(),
+    "mask of the cpu": lambda: there()[torch.ones(2, 3) > 0],
+    "a copy of a model": lambda: copy.deepcopy(nn.Linear(3, 2)).cuda()(there()),
+    "one that learned of a place after a question": lambda: _after_a_question(),
+}
+
+
+def _assigned() -> Tensor:
+    x = there()
+    x[0] = torch.ones(3)
+    x[:, 1] = 2.0
+    x.data[1].copy_(torch.ones(3))
+    return x
+
+
+def _after_a_question() -> Tensor:
+    mask = there() if _unknown().is_cuda else here()
+    return mask * there()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("name", NEVER_REFUSED)
+def test_what_is_not_a_mistake_for_certain_is_never_refused(name: str) -> None:
+    assert NEVER_REFUSED[name]().is_cuda
+
+
+# Results that torch leaves on the CPU though they come of tensors on CUDA.
+STAY: dict[str, Callable[[], Tensor]] = {
+    "a list of numbers": lambda: torch.tensor([there().sum(), there().mean()]),
+    "arange up to a number": lambda: torch.arange(there().sum()),
+    "filled with a number": lambda: torch.full((2,), there().sum().item()),
+    "one of many, by a number": lambda: torch.arange(3)[there().long().sum() - 6],
+    "in the shape of another": lambda: torch.ones(3).expand_as(there()),
+    "lengths of a packed sequence": lambda: _packed().batch_sizes,
+    "lengths of a padded sequence": lambda: nn.utils.rnn.pad_packed_sequence(_packed())[1],
+    "a copied model": lambda: copy.deepcopy(nn.Linear(3, 2)).weight.detach(),
+}
+
+
+def _packed() -> nn.utils.rnn.PackedSequence:
+    return nn.utils.rnn.pack_padded_sequence(there().view(2, 1, 3), torch.tensor([2]))
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("name", STAY)
+def test_what_stays_on_the_cpu_meets_numpy_and_the_cpu(name: str) -> None:
+    found = STAY[name]()
+    assert not found.is_cuda
+    assert found.numpy().size == found.numel()
+    assert not (found + torch.ones(found.shape)).is_cuda
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.parametrize("devices", [[0], None])
+def test_distributed_data_parallel_moves_its_input_to_its_one_device(
+    devices: list[int] | None,
+) -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2).cuda(), devices, None, 0)
+        if devices:
+            assert model(here()).is_cuda
+        else:
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                model(here())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_batch_of_workers_that_was_not_moved() -> None:
+    data = torch.utils.data.TensorDataset(torch.rand(4, 3))
+    (batch,) = next(iter(torch.utils.data.DataLoader(data, 2, num_workers=1)))
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        nn.Linear(3, 2).cuda()(batch)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_convolution_names_the_types() -> None:
+    words = re.escape(
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        nn.Conv1d(2, 2, 1).cuda()(torch.rand(1, 2, 3))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_meta_tensors_stay_what_they_are() -> None:
+    model = nn.Linear(3, 2).to("meta")
+    assert model.weight.is_meta
+    assert model.to_empty(device="cuda")(there()).is_cuda
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_model_whose_batch_or_weights_stayed_behind() -> None:
+    model, x = nn.Linear(3, 2), torch.rand(4, 3)
+    for mixed in (lambda: nn.Linear(3, 2).cuda()(x), lambda: model(x.cuda())):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            mixed()
+    assert model.cuda()(x.cuda()).is_cuda
 
 
 @pytest.mark.usefixtures("cuda")

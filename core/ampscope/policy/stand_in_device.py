@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
@@ -32,6 +34,8 @@ import torch
 import torch.utils._device
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import dataloader
 
 from ampscope.patches import Patches
 from ampscope.policy.cuda_answers import (
@@ -45,6 +49,13 @@ from ampscope.policy.cuda_answers import (
 from ampscope.policy.device_profiles import DeviceProfile
 
 _MARK: Final = "_ampscope_device"
+_CPU: Final = torch.device("cpu")
+# Modules that pass on what another asks, and torch's own that make tensors on a script's behalf.
+_PASS_ON: Final = (__name__, "torch._tensor", "torch.overrides", "torch.utils._device")
+_AS_THE_SCRIPT: Final = (
+    "torch.nn.modules.", "torch.nn.init", "torch.nn.functional", "torch.nn.utils.",
+    "torch.utils.data.", "torch.functional",
+)  # fmt: skip
 # What a CPU raises of ops in half that CUDA has: FFTs, rrelu. Of other such ops see `tensor_core`.
 _ON_CUDA_ALONE: Final = (
     "Unsupported dtype Half", "MKL FFT doesn't support tensors of type: Half",
@@ -80,6 +91,13 @@ def _eager(stack: contextlib.ExitStack, original: Any, *args: Any, **kwargs: Any
 
 def device_of(tensor: Tensor) -> torch.device | None:
     """The device that the tensor was put on; None for one that is on the CPU for the script too."""
+    found = place_of(tensor)
+    return None if found == _CPU else found
+
+
+def place_of(tensor: Tensor) -> torch.device | None:
+    """A CUDA device; the CPU where the tensor would be there on a machine with CUDA, too; None
+    where that is not certain, as of what came out of a file or of another process."""
     found: torch.device | None = getattr(tensor, "__dict__", {}).get(_MARK)
     return found
 
@@ -90,6 +108,9 @@ class StandInDevice(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.was_used = False  # something was put on the device
+        # The script has asked where a tensor is of which that is not certain. What it does next may
+        # follow from the answer, so no mistake in devices is called one from here on.
+        self.has_guessed = False
         self._own = threading.local()
 
     @property
@@ -122,11 +143,25 @@ class StandInDevice(TorchFunctionMode):
             args = tuple(torch.device("cpu") if type(a) is torch.device else a for a in args)
         if kwargs.get("pin_memory"):
             kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
-        if target is None:
-            target = _common(args) or _common(tuple(kwargs.values()))
-            if target is None and self.default is not None and func in _factories():
+        is_factory = func in _factories()
+        is_new = func is torch.from_numpy or (is_factory and not _follows(func, args))
+        place = None  # where the result is, if it is certain
+        if is_new:
+            if target is None:
                 target = self.default
-        if kwargs.get("generator") is not None and func in _factories():
+            if target is None and (asked is None or isinstance(asked, str)):
+                place = _CPU if _is_for_the_script() else None
+        elif target is None:
+            tensors = _tensors((*args, *kwargs.values()))
+            place = _place(func, tensors)
+            target = None if place == _CPU else place
+            if target is not None and func in _one_device():
+                self.check_one_device(func, target, tensors)
+            if target is None and is_factory:
+                target = self.default
+        elif asked == "cpu":
+            place = _CPU
+        if kwargs.get("generator") is not None and is_factory:
             _check_generator(kwargs["generator"], target)
         try:
             result = func(*args, **kwargs)
@@ -141,21 +176,73 @@ class StandInDevice(TorchFunctionMode):
         if target is not None and target.type == "cuda":
             self.was_used = True
             _mark(result, target, args[0] if args else None)
+        elif place is not None:
+            _mark(result, place, args[0] if args else None)
         return result
+
+    def check_one_device(self, func: Any, device: torch.device, tensors: list[Tensor]) -> None:
+        """torch's own error where a tensor that is on the CPU for certain meets one on the device.
+        One without dimensions counts as a number, and one without elements may be left out."""
+        if self.has_guessed:
+            return
+        for tensor in tensors:
+            if place_of(tensor) != _CPU or tensor.dim() == 0 or tensor.numel() == 0:
+                continue
+            if _asked_by_ampscope():
+                return
+            name = getattr(func, "__name__", str(func))
+            if name.startswith("conv"):
+                kinds = [t.type() for t in tensors[:2]]
+                kinds = [
+                    k.replace("torch.", "torch.cuda.", 1) if device_of(t) else k
+                    for k, t in zip(kinds, tensors, strict=False)
+                ]
+                raise RuntimeError(
+                    f"Input type ({kinds[0]}) and weight type ({kinds[-1]}) should be the same"
+                )
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{device} and cpu! (when checking the arguments of {name})"
+            )
+
+
+def _follows(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a factory's result is where the tensors are that it is given. A list of tensors makes
+    none that does, and a tensor that tells a size neither."""
+    name = func.__name__
+    if name in ("tensor", "as_tensor", "asarray"):
+        return bool(args) and isinstance(args[0], Tensor)
+    return name.startswith(("sparse_", "nested_"))
+
+
+def _tensors(values: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors among arguments, and in lists and tuples of them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(tuple(value))
+    return found
+
+
+def _place(func: Any, tensors: list[Tensor]) -> torch.device | None:
+    """Where the result of a function of these tensors is; None where that is not certain."""
+    places = [place_of(tensor) for tensor in tensors]
+    if func in _as_the_first():
+        return places[0] if places else None
+    there = next((place for place in places if place is not None and place != _CPU), None)
+    if there is None:
+        return _CPU if places and None not in places else None
+    if places[0] == _CPU and tensors[0].dim() and func not in _one_device():
+        are_numbers = all(not device_of(one) or one.dim() == 0 for one in tensors)
+        return _CPU if are_numbers else there  # such as a size that was computed on the device
+    return there
 
 
 def _common(values: tuple[Any, ...]) -> torch.device | None:
     """The device of the first tensor that is on one."""
-    for value in values:
-        if isinstance(value, Tensor):
-            found = device_of(value)
-        elif isinstance(value, list | tuple):
-            found = _common(tuple(value))
-        else:
-            continue
-        if found is not None:
-            return found
-    return None
+    return next((found for one in _tensors(values) if (found := device_of(one))), None)
 
 
 def _mark(result: Any, device: torch.device | None, first: Any = None) -> None:
@@ -166,7 +253,7 @@ def _mark(result: Any, device: torch.device | None, first: Any = None) -> None:
             return
         if device is None:
             result.__dict__.pop(_MARK, None)
-        else:
+        elif device != _CPU or type(result) in (Tensor, nn.Parameter):  # no fake one
             result.__dict__[_MARK] = device
     elif isinstance(result, list | tuple):
         for one in result:
@@ -182,8 +269,17 @@ def _check_generator(generator: Any, target: torch.device | None) -> None:
         )
 
 
-def _moved(mode: StandInDevice, tensor: Tensor, device: torch.device, **kwargs: Any) -> Tensor:
-    """``tensor.to`` another device makes a copy; to its own it does what is left to do."""
+def _moved(
+    mode: StandInDevice, tensor: Tensor, device: torch.device, is_certain: bool = False,
+    **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """``tensor.to`` another device makes a copy; to its own it does what is left to do.
+
+    ``is_certain``: the script says "cpu" itself. A CPU that another tensor or an object names may
+    be one that CUDA would not give.
+    """
+    if device.type not in ("cpu", "cuda"):  # such as meta
+        return torch.Tensor.to(tensor, device=device, **kwargs)
     target = device if device.type == "cuda" else None
     mode.was_used |= target is not None
     if device_of(tensor) == target:
@@ -191,7 +287,9 @@ def _moved(mode: StandInDevice, tensor: Tensor, device: torch.device, **kwargs: 
     else:
         result = torch.Tensor.to(tensor, **{**kwargs, "copy": True, "device": "cpu"})
     if result is not tensor:
-        _mark(result, target)
+        _mark(result, _CPU if target is None and is_certain else target)
+    elif target is None and not is_certain:
+        _mark(tensor, None)
     return result
 
 
@@ -208,15 +306,16 @@ def _to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     other = rest[0] if rest else named.get("other")
     copies = {"copy": True} if named.get("copy") else {}
     if isinstance(other, Tensor):
-        target = device_of(other) or torch.device("cpu")
-        return _moved(mode, tensor, target, dtype=other.dtype, **copies)
+        place = place_of(other)
+        return _moved(mode, tensor, place or _CPU, place == _CPU, dtype=other.dtype, **copies)
     known = {k: v for k, v in named.items() if k != "copy"}
     device, dtype, _, memory_format = _parse_to(mode, torch._C._nn._parse_to, tuple(rest), known)
     if device is None:
         return mode.call(func, args, kwargs)
     left = {"dtype": dtype, "memory_format": memory_format}
     left = {name: value for name, value in left.items() if value is not None} | copies
-    return _moved(mode, tensor, device_named(device), **left)
+    asked = rest[0] if rest else named.get("device")
+    return _moved(mode, tensor, device_named(device), isinstance(asked, str), **left)
 
 
 def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,20 +335,20 @@ def _cuda(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _cpu(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _moved(mode, args[0], torch.device("cpu"))
+    return _moved(mode, args[0], _CPU, is_certain=True)
 
 
 def _get_device(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    found = None if _asked_by_ampscope() else device_of(args[0])
+    found = _told(mode, args[0])
     return func(*args, **kwargs) if found is None else found
 
 
 def _is_cuda(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> bool:
-    return device_of(args[0]) is not None and not _asked_by_ampscope()
+    return _told(mode, args[0]) is not None
 
 
 def _is_cpu(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> bool:
-    return device_of(args[0]) is None or _asked_by_ampscope()
+    return _told(mode, args[0]) is None
 
 
 def _index(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> int:
@@ -257,21 +356,42 @@ def _index(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> int:
     return -1 if found is None else found.index or 0
 
 
-def _asked_by_ampscope() -> bool:
-    """Whether an instrument asks; other modes of ampscope pass on what a script asks, and so do
-    the Python methods of torch.Tensor."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and (
-        frame.f_code.co_name == "__torch_function__"
-        or name_of(frame) in ("torch._tensor", "torch.overrides")
-    ):
+def _told(mode: StandInDevice, tensor: Tensor) -> torch.device | None:
+    """What who asks is told: ampscope that all is on the CPU."""
+    asker = _asker()
+    if asker.startswith("ampscope."):
+        return None
+    if place_of(tensor) is None and not asker.startswith("torch."):
+        mode.has_guessed = True
+    return device_of(tensor)
+
+
+def _asker() -> str:
+    """The module that calls torch; ampscope's modes pass on what a script asks, and so do the
+    Python methods of torch.Tensor and ``with torch.device``."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = name_of(frame)
+        if frame.f_code.co_name != "__torch_function__" and name not in _PASS_ON:
+            return name
         frame = frame.f_back
-    return frame is not None and name_of(frame).startswith("ampscope.")
+    return ""
+
+
+def _asked_by_ampscope() -> bool:
+    return _asker().startswith("ampscope.")
+
+
+def _is_for_the_script() -> bool:
+    """Whether a script, a library, or a module or data set of torch makes a tensor. Others of
+    torch's own code may do what it would not do with CUDA."""
+    name = _asker()
+    return not name.startswith(("ampscope.", "torch.")) or name.startswith(_AS_THE_SCRIPT)
 
 
 def _set_data(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     func(*args, **kwargs)
-    _mark(args[0], device_of(args[1]))
+    _mark(args[0], place_of(args[1]))
 
 
 def _pin_memory(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
@@ -321,6 +441,27 @@ def _format(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return object.__format__(_repr(mode, func, args[:1], {}), *args[1:])
 
 
+def _get_item(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result is where the tensor is; an index may be on the CPU, or a number on the device."""
+    place = place_of(args[0])
+    of_indices = _common(tuple(one for one in _tensors(args[1:]) if one.dim()))
+    if place == _CPU and of_indices and not mode.has_guessed and not _asked_by_ampscope():
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
+    place = of_indices if place is None else place
+    result = func(*args, **kwargs)
+    _mark(result, place)
+    return result
+
+
+def _pack(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """``_pack_padded_sequence`` and ``_pad_packed_sequence``: their lengths stay on the CPU."""
+    data, lengths = mode.call(func, args, kwargs)
+    _mark(lengths, _CPU)
+    return data, lengths
+
+
 def _storage(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     """Storages say their device themselves (:func:`_patch_tensors`)."""
     found, place = func(*args, **kwargs), device_of(args[0])
@@ -340,6 +481,9 @@ _SPECIAL: Final[dict[Any, _Special]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.__repr__: _repr,
+    Tensor.__getitem__: _get_item,
+    torch._VF._pack_padded_sequence: _pack,  # type: ignore[attr-defined]  # torch leaves it untyped
+    torch._VF._pad_packed_sequence: _pack,  # type: ignore[attr-defined]
     Tensor.__format__: _format,
     Tensor.storage: _storage,
     Tensor.untyped_storage: _storage,
@@ -351,6 +495,43 @@ _SPECIAL: Final[dict[Any, _Special]] = {
     Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
 }
+
+
+# Functions whose CUDA kernels take tensors of one device alone; a CPU tensor without dimensions may
+# be among them in arithmetic. A function that is not here lets a mistake in devices pass.
+_POINTWISE: Final = (
+    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide",
+    "remainder", "fmod", "pow", "maximum", "minimum", "atan2", "eq", "ne", "lt", "le", "gt", "ge",
+    "logical_and", "logical_or", "logical_xor", "addcmul", "addcdiv", "lerp", "where",
+    "masked_fill",
+)  # fmt: skip
+_OPERATORS: Final = (
+    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv",
+    "itruediv", "div", "rdiv", "idiv", "pow", "rpow", "ipow", "eq", "ne", "lt", "le", "gt", "ge",
+    "matmul", "rmatmul", "and", "or", "xor",
+)  # fmt: skip
+_WHOLE: Final = (
+    "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addbmm", "linear", "bilinear", "conv1d",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "embedding",
+    "layer_norm", "group_norm", "batch_norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "kl_div", "scaled_dot_product_attention", "cat", "concat", "stack", "gather", "index_select",
+    "scatter_add", "index_add",
+)  # fmt: skip
+
+
+@functools.cache
+def _one_device() -> frozenset[Any]:
+    names = [n + end for n in (*_POINTWISE, *_WHOLE) for end in ("", "_")]
+    names += [f"__{name}__" for name in _OPERATORS]
+    owners = (torch, Tensor, nn.functional, torch._C._nn)
+    return frozenset(getattr(o, name) for o in owners for name in names if hasattr(o, name))
+
+
+@functools.cache
+def _as_the_first() -> frozenset[Any]:
+    """Views of their first argument, in the shape of another."""
+    return frozenset(getattr(Tensor, n) for n in ("expand_as", "view_as", "reshape_as"))
 
 
 def _factories() -> Any:
@@ -366,15 +547,16 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
     def parameter(original: Any, kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         made = original(kind, data, *args, **kwargs)
         if isinstance(data, Tensor):
-            _mark(made, device_of(data), data)
+            _mark(made, place_of(data), data)
         return made
 
     def functions(original: Any) -> Any:
         def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
             result = original.__func__(kind, *args, **kwargs)
             device = _common(args)
-            if device is not None:
-                _mark(result, device)
+            for one in _tensors((result,)) if device is not None else ():
+                if place_of(one) != _CPU:  # it has moved its result there
+                    _mark(one, device)
             return result
 
         return classmethod(apply)
@@ -388,6 +570,11 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
         if on_cuda:
             _mark_all(loaded, device_named("cuda"))
         return loaded
+
+    def rebuilt(original: Any, *args: Any) -> Any:
+        tensor = original(*args)  # out of a pickle: where it was is not known
+        _mark(tensor, None)
+        return tensor
 
     def loader(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -422,9 +609,34 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
             kwargs.pop("device_id")
         return original(*names, *args[1:], **kwargs)
 
+    # DistributedDataParallel with one device, and DataParallel, move what they are called with.
+    moves_inputs: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
+
     def parallel(original: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        devices = args[0] if args else kwargs.get("device_ids")
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device_ids", "output_device")}
-        original(self, module, *args[2:], **kwargs)
+        original(self, module, *([None] * len(args[:2])), *args[2:], **kwargs)
+        if devices:
+            moves_inputs[self] = device_named(devices[0])
+
+    def data_parallel(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        moves_inputs[self] = device_named("cuda")
+
+    def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        place = moves_inputs.get(self)
+        if place is not None:
+            args, kwargs = tree_map_only(
+                Tensor, lambda one: _moved(mode, one, place), (args, kwargs)
+            )
+        return original(self, *args, **kwargs)
+
+    def from_workers(original: Any, self: Any, *args: Any) -> Any:
+        found = original(self, *args)  # forked ones cannot use CUDA
+        own = getattr(self._workers[0], "_start_method", None)
+        if (own or multiprocessing.get_start_method()) == "fork":
+            _mark_all(found, _CPU)
+        return found
 
     def run_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         with mode:  # hooks and functions of the script run inside
@@ -447,6 +659,7 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
     patches.wrap(nn.Buffer, "__new__", parameter)
     patches.replace(torch.autograd.Function, "apply", functions)
     patches.wrap(torch, "load", load)
+    patches.wrap(torch._utils, "_rebuild_tensor", rebuilt)
     patches.wrap(torch.utils.data.DataLoader, "__init__", loader)
     patches.wrap(torch.utils._device.DeviceContext, "__enter__", enters)
     patches.wrap(torch.utils._device.DeviceContext, "__exit__", leaves)
@@ -461,6 +674,10 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
     if torch.distributed.is_available():
         patches.wrap(torch.distributed, "init_process_group", group)
         patches.wrap(nn.parallel.DistributedDataParallel, "__init__", parallel)
+        patches.wrap(nn.parallel.DistributedDataParallel, "forward", forward)
+    patches.wrap(nn.DataParallel, "__init__", data_parallel)
+    patches.wrap(nn.DataParallel, "forward", forward)
+    patches.wrap(dataloader._MultiProcessingDataLoaderIter, "_process_data", from_workers)
 
 
 def _mark_all(value: Any, device: torch.device) -> None:
