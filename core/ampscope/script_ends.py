@@ -23,6 +23,35 @@ _NO_CUDA = (
     "ProcessGroupNCCL is only supported with GPUs",
 )
 
+# What code that is compiled for CUDA says where there is no device, and what the script could do
+# instead. {0} is what the pattern's group holds.
+_CUDA_CODE = (
+    (r"(lib(?:cu\w+|c10_cuda|torch_cuda|nccl|nv\w+)\.so[.\d]*): cannot open shared object",
+     "code that is compiled for CUDA (it needs {0})", "let the script run without this import"),
+    (r"(undefined symbol): \w*[cC][uU][dD][aA]",
+     "code that is compiled for CUDA ({0})", "let the script run without this import"),
+    (r"(CUDA_HOME|nvcc)\b.* (?:is not set|not found|could not be found)|No such file.*'\S*(nvcc)'",
+     "a CUDA extension, which is compiled with {0},", "let the script run without it"),
+    (r"\d+ active drivers|(No CUDA-capable|Triton) .*driver",
+     "a Triton kernel", "let the script run without it"),
+    (r"(bitsandbytes) (?:native )?library|(cget_managed_ptr)|(bitsandbytes)\b.*CUDA",
+     "bitsandbytes", "take torch's own optimizer and layers"),
+    (r"[Nn]o operator found for `?(memory_efficient_attention)|xFormers wasn't build with",
+     "xformers' attention", "take torch's scaled_dot_product_attention"),
+    (r"requires (cuda) extensions|without (--cuda_ext)|(amp_C)",
+     "apex's CUDA code", "take torch's own optimizer and layers"),
+    (r"Backend gloo does not (?:implement|support) (\w+)|ProcessGroupGloo.*?support (\w+)"
+     r"|Cannot use (\S+) with Gloo", "{0}, which NCCL alone has,", "take another collective"),
+)  # fmt: skip
+_SEES_CPU = r"CUDA tensor|on (?:CUDA|cuda|GPU|the GPU)\b|'CPU' backend"
+# Packages that hold kernels for CUDA alone, by what is imported.
+_FOR_CUDA = (
+    "triton", "flash_attn", "flash_attn_interface", "apex", "amp_C", "bitsandbytes", "xformers",
+    "transformer_engine", "causal_conv1d", "mamba_ssm", "tinycudann", "spconv", "torchsparse",
+    "MinkowskiEngine", "cupy", "pycuda", "nvdiffrast", "diff_gaussian_rasterization", "deep_gemm",
+    "flashinfer", "fused_adam",
+)  # fmt: skip
+
 
 def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, str]:
     """(state, sentence) of a run that ended by itself; "" where there is nothing to add.
@@ -110,15 +139,34 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
         return State.FAILED, (
             f"The script asks for input{at} {when}, and it gets none here: give it as an argument."
         )
+    if not outcome.steps and (what := _cuda_code(outcome.error_text)):
+        return State.FAILED, (
+            f"The script stopped{at}: {what[0]} cannot be rehearsed on a CPU: {what[1]}, or run it "
+            f"on a GPU. ({kind}: {text})"
+        )
     if kind == "ModuleNotFoundError" and not outcome.steps:
         lacks = f"the Python at {sys.executable} lacks"
         words = f"The script needs a package{at} that {lacks}: {text}."
-        return State.FAILED, f"{words} {_other_framework(text, spec)}".strip()
+        return State.FAILED, f"{words} {_other(text, spec)}".strip()
+    if spec.policy == "cuda" and not outcome.steps and re.search(_SEES_CPU, text):
+        return State.FAILED, (
+            f"The script stopped{at}: {text}. In a rehearsal all tensors are in the CPU's memory, "
+            "and code that is compiled for CUDA takes none: let the script run without it, or run "
+            "it on a GPU."
+        )
     return State.FINISHED, f"The script raised {kind}{at} {when}: {text}"
 
 
-def _other_framework(text: str, spec: RunSpec) -> str:
-    """What to do about a script that was taken for PyTorch's and is another framework's."""
+def _cuda_code(text: str) -> tuple[str, str] | None:
+    """What of CUDA's code an error is about, and what to do instead; None if about none."""
+    for pattern, what, instead in _CUDA_CODE:
+        if found := re.search(pattern, text):
+            return what.format(next(filter(None, found.groups()), "")), instead
+    return None
+
+
+def _other(text: str, spec: RunSpec) -> str:
+    """What to do about a missing package: it is another framework's, or holds code for CUDA."""
     missing = re.search(r"No module named '(\w+)", text)
     if missing is None or spec.framework != TORCH:
         return ""
@@ -128,6 +176,11 @@ def _other_framework(text: str, spec: RunSpec) -> str:
                 f"It was taken for a script of PyTorch: if it trains with {framework.title}, say "
                 f"--framework {framework.name}."
             )
+    if missing[1] in _FOR_CUDA:
+        return (
+            f"{missing[1]} holds code for CUDA, which cannot be rehearsed on a CPU: let the script "
+            "run without it, or run it on a GPU."
+        )
     return ""
 
 

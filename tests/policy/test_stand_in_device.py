@@ -228,9 +228,7 @@ def _data_parallel() -> Tensor:
 NEVER_REFUSED: dict[str, Callable[[], Tensor]] = {
     "loaded": lambda: _loaded() + there(),
     "from a pickle": lambda: _unknown() + there(),
-    "made where one of unknown place is": lambda: (
-        torch.ones(3, device=_unknown().device) * there()
-    ),
+    "made where one of unknown place is": lambda: torch.ones(3, device=_unknown().device) * there(),
     "like one of unknown place": lambda: torch.zeros_like(_unknown()) + there(),
     "moved to one of unknown place": lambda: here().to(_unknown()) + there(),
     "moved to the device of one of unknown place": lambda: here().to(_unknown().device) + there(),
@@ -668,6 +666,18 @@ def test_half_ops_that_a_cpu_has_not_are_one_sentence() -> None:
     with pytest.raises(CannotRehearseError, match="fft_rfft in half precision cannot be rehearsed"):
         torch.fft.rfft(there().half())
     assert torch.fft.rfft(there()).is_cuda
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_what_ranks_do_by_nccl_alone_is_one_sentence() -> None:
+    layer = torch.nn.modules._functions.SyncBatchNorm
+    for call, name in (
+        (lambda: layer.apply(there(), None, None, None, None, 1e-5, 0.1, None, 2), "SyncBatchNorm"),
+        (lambda: torch.distributed._make_nccl_premul_sum(2.0), "PREMUL_SUM"),
+    ):
+        with pytest.raises(CannotRehearseError, match=f"{name}.* cannot be rehearsed on a CPU: "):
+            call()
 
 
 @pytest.mark.usefixtures("cuda")

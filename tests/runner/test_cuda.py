@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +74,74 @@ CALLS = {
 }
 
 
+# What a rehearsal cannot do: line 3 of a script, what its sentence names, and what it says to do.
+EXTENSION = "from torch.utils.cpp_extension import load; "
+NOT_ON_A_CPU = {
+    "compiled": (
+        EXTENSION + "load('mine', [__file__.replace('compiled.py', 'mine.cu')])",
+        "a CUDA extension, which is compiled with CUDA_HOME, cannot be rehearsed on a CPU",
+    ),
+    "library": (
+        "import ctypes; ctypes.CDLL('libcudart.so.12')",
+        "code that is compiled for CUDA (it needs libcudart.so.12) cannot be rehearsed on a CPU: "
+        "let the script run without this import",
+    ),
+    "extension": (
+        "import mine_cuda",
+        "(it needs libcudart.so.12) cannot be rehearsed on a CPU: let the script run without this "
+        "import, or run it on a GPU. (ImportError: import of mine_cuda: libcudart.so.12:",
+    ),
+    "package": (
+        "import flash_attn",
+        "No module named 'flash_attn'. flash_attn holds code for CUDA, which cannot be rehearsed",
+    ),
+    "apex": (
+        "raise RuntimeError('apex.optimizers.FusedAdam requires cuda extensions')",
+        "apex's CUDA code cannot be rehearsed on a CPU: take torch's own optimizer",
+    ),
+    "triton_kernel": (
+        "raise RuntimeError('0 active drivers ([]). There should only be one.')",
+        "a Triton kernel cannot be rehearsed on a CPU: let the script run without it",
+    ),
+    "bitsandbytes_step": (
+        "raise RuntimeError(\"Attempted to use bitsandbytes native library functionality but it's "
+        "not available.\")",
+        "bitsandbytes cannot be rehearsed on a CPU: take torch's own optimizer",
+    ),
+    "xformers_attention": (
+        "raise NotImplementedError('No operator found for `memory_efficient_attention_forward`')",
+        "xformers' attention cannot be rehearsed on a CPU: take torch's scaled_dot_product",
+    ),
+    "collective": (
+        "import collectives",
+        "startCoalescing, which NCCL alone has, cannot be rehearsed on a CPU: take another",
+    ),
+    "refuses": (
+        "raise RuntimeError('x must be a CUDA tensor')",
+        "x must be a CUDA tensor. In a rehearsal all tensors are in the CPU's memory",
+    ),
+}  # fmt: skip
+COLLECTIVES = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+with dist.distributed_c10d._coalescing_manager(device=torch.device("cuda")):
+    dist.all_reduce(torch.ones(2, device="cuda"))
+"""
+
+
+def write_extension(folder: Path) -> None:
+    """A module that is linked with the CUDA runtime, which is not there."""
+    source, runtime = folder / "nothing.c", folder / "libcudart.so.12"
+    source.write_text("void nothing(void) {}\n")
+    shared = ["gcc", "-shared", "-fPIC", str(source)]
+    subprocess.run([*shared, "-Wl,-soname,libcudart.so.12", "-o", str(runtime)], check=True)
+    linked = ["-Wl,--no-as-needed", str(runtime), "-o", str(folder / "mine_cuda.so")]
+    subprocess.run([*shared, *linked], check=True)
+    runtime.unlink()
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     folder = tmp_path_factory.mktemp("cuda")
@@ -102,6 +172,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     )  # fmt: skip
     texts |= {name: f"from base import *\nstep()\n{call}\n" for name, call in CALLS.items()}
     texts["driver"] = "from base import *\nstep()\ntorch.cuda.caching_allocator_alloc(16)\n"
+    texts |= {name: f"import torch\n\n{call}\n" for name, (call, _) in NOT_ON_A_CPU.items()}
+    texts["collectives"] = COLLECTIVES
+    (folder / "mine.cu").write_text("__global__ void nothing() {}\n")
+    if shutil.which("gcc") is not None:
+        write_extension(folder)
     with ScriptRuns(spec(), folder / "runs.db") as runs:
         run = Runner(runs)
         paths = {name: write_script(folder, f"{name}.py", text) for name, text in texts.items()}
@@ -162,6 +237,19 @@ def test_what_reaches_past_the_stand_in_is_not_told_to_rehearse(ended: dict[str,
     assert info.state is State.FAILED
     assert "at driver.py:3: torch.cuda.caching_allocator_alloc cannot be rehearsed" in info.message
     assert "--policy" not in info.message
+
+
+@pytest.mark.parametrize("name", quick(NOT_ON_A_CPU, "library", "package"))
+def test_code_for_cuda_alone_is_one_sentence_that_says_what_to_do(
+    name: str, ended: dict[str, Ran]
+) -> None:
+    if name == "extension" and shutil.which("gcc") is None:
+        pytest.skip("no compiler")
+    info = ended[f"cuda {name}"].run.info
+    assert info.state is State.FAILED
+    at = "collectives.py:5" if name == "collective" else f"{name}.py:3"
+    assert f" at {at}" in info.message
+    assert NOT_ON_A_CPU[name][1] in info.message
 
 
 def test_the_path_of_the_script_is_named(ended: dict[str, Ran]) -> None:

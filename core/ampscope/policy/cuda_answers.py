@@ -774,6 +774,14 @@ def _patch_refused(patches: Patches) -> None:
             torch.cuda.nccl, name,
             _refusing(f"torch.cuda.nccl.{name}", "use torch.distributed instead"),
         )  # fmt: skip
+    if torch.distributed.is_available():
+        import torch.nn.modules._functions as of_modules
+
+        patches.replace(of_modules.SyncBatchNorm, "forward", _no_sync_batch_norm)
+        patches.wrap(
+            torch.distributed, "_make_nccl_premul_sum",
+            _refusing("ReduceOp.PREMUL_SUM, which NCCL alone has,", "scale the tensors instead"),
+        )  # fmt: skip
     import torch.nn.parallel.comm as between_devices  # scatter and gather of one process
 
     for name in ("broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced",
@@ -786,6 +794,13 @@ def _patch_refused(patches: Patches) -> None:
 
 def _refusing(*sentence: str) -> Callable[..., Any]:
     return lambda original, *args, **kwargs: cannot(*sentence)
+
+
+def _no_sync_batch_norm(original: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> NoReturn:
+        cannot("torch.nn.SyncBatchNorm in several ranks", "keep BatchNorm in this run")
+
+    return staticmethod(forward)
 
 
 def _no_graphs(*args: object, **kwargs: object) -> None:

@@ -104,10 +104,17 @@ def raised(error: BaseException, lines: SourceLines) -> Raised:
     facts = {
         "exit_code": 1,
         "error_type": type(error).__name__,
-        "error_text": str(error)[:MAX_ERROR_TEXT],
+        "error_text": _words(error)[:MAX_ERROR_TEXT],
         "error_line": line_name(place),
     }
     return Raised(error, text_of(error), function, facts)
+
+
+def _words(error: BaseException) -> str:
+    """What the error says; of an import that failed inside, also what was imported."""
+    text = str(error)
+    name = getattr(error, "name", None) if type(error) is ImportError else None
+    return text if not name or name in text else f"import of {name}: {text}"
 
 
 def left_because_of(leaving: SystemExit, lines: SourceLines) -> dict[str, Any]:
