@@ -89,8 +89,8 @@ class DiagnosisPlan:
         self.say("baseline and fp32")
         first = self.runs.start("as_is")
         second = self.runs.start("fp32", parent=first)
-        self._keep("as_is", self.runs.wait(first, show))
-        self._keep("fp32", self.runs.wait(second))
+        self._keep("as_is", self.runs.wait(first, show, self.say))
+        self._keep("fp32", self.runs.wait(second, say=self.say))
         # Two runs at a time can want one thing, such as the port of torch.distributed.
         if _collided(self.views["as_is"]) or self._shared(first):
             self._keep("as_is", self.runs.run("as_is"))
@@ -126,7 +126,7 @@ class DiagnosisPlan:
             self.say(control)
             parent = self.done["as_is"].info.id
             started = self._ahead.pop(control, "") or self.runs.start(control, parent)
-            self._keep(control, self.runs.wait(started))
+            self._keep(control, self.runs.wait(started, say=self.say))
         return self.views[control]
 
     def control_until(self, deadline: float, control: str) -> RunView | None:

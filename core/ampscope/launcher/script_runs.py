@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from ampscope.store.writer import RunWriter
 
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
+LOOKED_EVERY_S = 2.0  # at what a run says of itself
 KILLED_AFTER_S = 5.0  # after the time at which the child's own watchdog ends it
 
 
@@ -196,10 +198,14 @@ class ScriptRuns:
             process.stdin.write(line.encode())
             process.stdin.flush()
 
-    def wait(self, run_id: str, show: Callable[[str], None] | None = None) -> ScriptRun:
-        """Wait for a run; ``show`` gets the script's output as it comes."""
+    def wait(
+        self, run_id: str, show: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> ScriptRun:  # fmt: skip
+        """Wait for a run; ``show`` gets the script's output as it comes, ``say`` what the run waits
+        for while it has made no step."""
         followed = Followed(self._file(run_id, "out"), as_text(show)) if show else None
-        return self._wait(run_id, [followed] if followed else [])
+        return self._wait(run_id, [followed] if followed else [], say)
 
     def pass_through(self, run_id: str, out: BinaryIO, err: BinaryIO) -> ScriptRun:
         """Wait for a run that is not merged, and copy its output byte for byte."""
@@ -218,8 +224,17 @@ class ScriptRuns:
         """Id of the run that was the first to change what runs share; "" when none did."""
         return tail(Path(self.folder.name) / LOCK, MAX_OUTPUT).partition("\n")[0]
 
-    def _wait(self, run_id: str, followed: list[Followed]) -> ScriptRun:
+    def _wait(
+        self, run_id: str, followed: list[Followed], say: Callable[[str], None] | None = None
+    ) -> ScriptRun:
+        told, look_at = "", time.monotonic() + LOOKED_EVERY_S
         while True:
+            if say is not None and time.monotonic() > look_at:
+                look_at = time.monotonic() + LOOKED_EVERY_S
+                with Reader(self.store) as reader:
+                    info = reader.run(run_id)
+                if info.state is State.RUNNING and info.message not in ("", told):
+                    say(told := info.message)
             with self._changed:
                 ended = run_id in self._done or self._gone
                 if not ended:

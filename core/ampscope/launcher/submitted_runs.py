@@ -100,8 +100,12 @@ class SubmittedRuns(ScriptRuns):
         )
         return writer.run_id
 
-    def wait(self, run_id: str, show: Callable[[str], None] | None = None) -> ScriptRun:
-        """Wait for a job, and merge what it recorded. ``show`` gets the script's output then."""
+    def wait(
+        self, run_id: str, show: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> ScriptRun:  # fmt: skip
+        """Wait for a job, and merge what it recorded. ``show`` gets the script's output then, and
+        ``say`` nothing: a job is not seen before its end."""
         job = self._jobs[run_id]
         store = self._store_of(run_id)
         try:

@@ -114,6 +114,8 @@ class Watchdog:
             now = time.monotonic()
             try:
                 asked = self._writer.beat()
+                if self._started is not None:
+                    self._tell(now - self._started)
             except StoreError:
                 continue  # the loop meets the same error at its next flush and reports it
             if asked and cancelled_at is None:
@@ -129,6 +131,9 @@ class Watchdog:
                     "--time-limit; if no step finished for a long time, the step hangs."
                 )
                 self._end(EXIT_TIME_LIMIT, State.FAILED, message)
+
+    def _tell(self, elapsed_s: float) -> None:
+        """Say what the run waits for; called at each beat."""
 
     def _end(self, status: int, state: State, message: str) -> None:
         try:

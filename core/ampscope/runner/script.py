@@ -54,7 +54,7 @@ from ampscope.runner.script_ranks import Processes, Ranks, of_one_rank, steps_of
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import SEED, execute, folder_of
 from ampscope.script_ends import ending, passed_limit
-from ampscope.source_lines import name_files_from
+from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings
 
@@ -294,6 +294,9 @@ class _Run:
 
 
 EXIT_FAILED = 2
+# Seconds without a step after which the wait is told, and by which factor it grows until it is told
+# again: 10 s, 20 s, 40 s.
+FIRST_TOLD_S, TOLD_AGAIN = 10.0, 2.0
 _LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 
 
@@ -362,7 +365,8 @@ def outcome_of(observations: Sequence[Observation]) -> Outcome:
 
 
 class _Watchdog(Watchdog):
-    """Ends a script that hangs, and says after which limit and how many steps."""
+    """Ends a script that hangs, and says after which limit and how many steps. While the first step
+    is not there, it says how long it is waited for, and where the script is."""
 
     def __init__(
         self, store: Path, writer: RunWriter, writing: ScriptWriting, spec: RunSpec
@@ -371,12 +375,42 @@ class _Watchdog(Watchdog):
         self._store = store
         self._writing = writing
         self._spec = spec
+        self._lines = SourceLines(folder_of(spec.workload))
+        self._told_s = 0.0  # when it was last said that a first step is waited for
+
+    def _tell(self, elapsed_s: float) -> None:
+        has_step = self._writing.steps > 0
+        if not has_step and elapsed_s < max(FIRST_TOLD_S, TOLD_AGAIN * self._told_s):
+            return
+        if not has_step and steps_of_ranks(self._store, self._writer.run_id) == 0:
+            self._told_s = elapsed_s
+            self._writer.tell(f"{_awaited(self._spec, elapsed_s)}{_place(self._lines)}")
+        elif self._told_s:
+            self._told_s = 0.0
+            self._writer.tell("")
 
     def _end(self, status: int, state: State, message: str) -> None:
         if state is State.FAILED:
             done = max(self._writing.steps, steps_of_ranks(self._store, self._writer.run_id))
             message = passed_limit(self._spec.time_limit_s, done)
         super()._end(status, state, message)
+
+
+def _awaited(spec: RunSpec, elapsed_s: float) -> str:
+    what = f"optimizer step {spec.skip_to:,}" if spec.skip_to else "the first optimizer step"
+    return f"waiting for {what}: {elapsed_s:.0f} s so far"
+
+
+def _place(lines: SourceLines) -> str:
+    """Where the main thread is in the user's own code; "" where it is in none, as a launcher's."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not lines.is_user(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    name = frame.f_code.co_name
+    inside = "" if name.startswith("<") else f"in {name} "
+    return f", {inside}at {line_name((frame.f_code.co_filename, frame.f_lineno))}"
 
 
 def _machine(spec: RunSpec) -> Machine:

@@ -251,6 +251,10 @@ class RunRow:
             machine=_as_json(machine),
         )
 
+    def tell(self, message: str) -> None:
+        """What the run does while it has nothing to show; its end says another thing."""
+        self._update(message=message, heartbeat=time.time())
+
     def beat(self) -> bool:
         """Sign of life. Returns True when a user asked the run to stop."""
         self._update(heartbeat=time.time())
