@@ -1,6 +1,6 @@
 """Scripts that take their settings from elsewhere are diagnosed as the plain one is, and leave the
-user's files as they were: YAML, environment variables, OmegaConf, Hydra, a checkpoint to start from,
-DataLoader workers, TensorBoard, accelerate's notebook launcher."""
+user's files as they were: YAML, environment variables, OmegaConf, Hydra, a checkpoint to start
+from, DataLoader workers, TensorBoard, accelerate's notebook launcher."""
 
 from __future__ import annotations
 
