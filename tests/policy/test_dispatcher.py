@@ -9,7 +9,10 @@ raises, the database says whether CUDA has that kernel.
 """
 
 import contextlib
+import json
 import logging
+import shutil
+import subprocess
 import sys
 import types
 import unittest
@@ -17,6 +20,7 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +40,7 @@ from ampscope.workloads.protocol import iterate
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is stood in for")
 
+ROOT = Path(__file__).parents[2]
 FP16, FP32 = torch.float16, torch.float32
 PATTERNS = {"fp32": [FP32], "fp16": [FP16], "fp16 beside fp32": [FP16, FP32]}
 # What fake tensors cannot do without a CUDA build, or without values.
@@ -212,17 +217,100 @@ def test_a_forward_pass_of_the_built_in_models_is_cudas(name):
         there = tree_map_only(torch.Tensor, lambda t: t.cuda(), batch)
         with Trace() as ours:
             workload.loss(workload.model, there)
-    parameter = partial(nn.Parameter, requires_grad=False)
     with FakeTensorMode(), autocast_of_cuda(), torch.no_grad():
-        for module in workload.model.modules():
-            own = module._parameters, module._buffers
-            for held, kind in zip(own, (parameter, lambda t: t), strict=True):
-                for key, tensor in held.items():
-                    held[key] = tensor if tensor is None else kind(fake(tensor))
+        put_on_fakes(workload.model, requires_grad=False)
         there = tree_map_only(torch.Tensor, fake, batch)
         with Trace() as cudas:
             workload.loss(workload.model, there)
     assert by_decision(ours.seen) == by_decision(cudas.seen)
+
+
+def put_on_fakes(model, *, requires_grad):
+    """Parameters and buffers become fake tensors on CUDA."""
+    parameter = partial(nn.Parameter, requires_grad=requires_grad)
+    for module in model.modules():
+        own = module._parameters, module._buffers
+        for held, kind in zip(own, (parameter, lambda t: t), strict=True):
+            for key, tensor in held.items():
+                held[key] = tensor if tensor is None else kind(fake(tensor))
+
+
+OPTIMIZERS = {
+    "adamw": partial(torch.optim.AdamW, foreach=True),
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=False),
+}
+
+
+def step_of(workload, batch, optimizer, autocast):
+    """One training step with a static scale: the ops of forward, backward and the update."""
+    update = OPTIMIZERS[optimizer](workload.model.parameters())
+    gradients = []
+    with Trace() as trace:
+        with autocast:
+            loss = workload.loss(workload.model, batch)
+        (loss * 1024.0).backward()
+        gradients += [p.grad for p in workload.model.parameters() if p.grad is not None]
+        infinite = torch.zeros((), device="cuda")
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            gradients, infinite, torch.full((), 1 / 1024, device="cuda")
+        )
+        torch.nn.utils.clip_grad_norm_(workload.model.parameters(), 1.0, foreach=False)
+        update.step()
+    return by_decision(trace.seen)
+
+
+def step_on_cuda(name, optimizer):
+    """By CUDA's own kernels, on fake tensors: in a process that :func:`fakes_learn` has started."""
+    workload = load(name, size="tiny", seed=0, loss_factor=1.0)
+    batch = next(iterate(workload))
+    torch.autograd.set_multithreading_enabled(False)  # no thread for the device that is not there
+    with FakeTensorMode():
+        put_on_fakes(workload.model, requires_grad=True)
+        there = tree_map_only(torch.Tensor, fake, batch)
+        return step_of(workload, there, optimizer, autocast_of_cuda())
+
+
+def as_lists(seen):
+    return sorted([*call, count] for call, count in seen.items())
+
+
+CHILD = """
+import ctypes, json, sys
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+from tests.policy.test_dispatcher import as_lists, step_on_cuda
+print(json.dumps(as_lists(step_on_cuda(*sys.argv[2:]))))
+"""
+
+
+@pytest.fixture(scope="module")
+def no_device(tmp_path_factory):
+    """The library that lets torch run a backward pass on CUDA without one."""
+    if shutil.which("g++") is None or torch.backends.cuda.is_built():
+        pytest.skip("needs g++, and a torch without CUDA")
+    made = tmp_path_factory.mktemp("library") / "cuda.so"
+    own = Path(torch.__file__).parent
+    links = [f"-L{own / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{own / 'lib'}"]
+    source = ROOT / "tests" / "helpers" / "cuda_without_a_device.cpp"
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", f"-I{own / 'include'}", str(source)]
+    subprocess.run([*command, "-o", str(made), *links], check=True)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["lenet", "mlp", "rnn", "resnet", "gpt"])
+def test_a_training_step_of_the_built_in_models_is_cudas(name, optimizer, no_device):
+    command = [sys.executable, "-c", CHILD, str(no_device), name, optimizer]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    cudas = json.loads(said.stdout.splitlines()[-1])
+    workload = load(name, size="tiny", seed=0, loss_factor=1.0)
+    batch = next(iterate(workload))
+    with rehearsal():
+        workload.model.cuda()
+        there = tree_map_only(torch.Tensor, lambda t: t.cuda(), batch)
+        ours = step_of(workload, there, optimizer, torch.autocast("cuda"))
+    assert json.loads(json.dumps(as_lists(ours))) == cudas
 
 
 def by_decision(seen):
@@ -234,6 +322,9 @@ def by_decision(seen):
         if op == "aten._softmax" and inputs != outputs:
             found["aten._to_copy", inputs, outputs] += count
             inputs = outputs
+        if op == "aten._softmax_backward_data" and outputs != inputs[:1]:
+            found["aten._to_copy", inputs[:1], outputs] += count
+            outputs = inputs[:1]
         if op == "aten.cudnn_batch_norm":  # its last result is cuDNN's own memory
             op, outputs = "aten.native_batch_norm", outputs[:-1]
         found[op, inputs, outputs] += count
