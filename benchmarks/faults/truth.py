@@ -381,7 +381,7 @@ class _Recorder:
         for handle in self.handles:
             handle.remove()
 
-    def _step(self, optimizer: Any) -> None:
+    def _attempt(self, optimizer: Any) -> None:
         optimizer = getattr(optimizer, "optimizer", optimizer)  # of a framework's wrapper
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
