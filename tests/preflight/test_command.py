@@ -379,3 +379,27 @@ def test_steps_of_what_cannot_be_run(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n")
     assert run(path, "--steps", 0).exit_code == 2
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_git_applies_the_diff(tmp_path: Path, end: str) -> None:
+    """Of an absolute path, below the root; also where the file ends without a new line."""
+    path = tmp_path / "train.py"
+    path.write_text("from torch.cuda.amp import GradScaler\nscaler = GradScaler()" + end)
+    shown = run(path, "--diff").stdout
+    assert shown.startswith(f"--- a{path}\n+++ b{path}\n")
+    patch = shown.replace(f"{tmp_path}/", "/")
+    done = subprocess.run(
+        ["git", "apply", "-"],
+        input=patch,
+        text=True,
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    diffed = path.read_text()
+    path.write_text("from torch.cuda.amp import GradScaler\nscaler = GradScaler()" + end)
+    run(path, "--fix")
+    assert diffed == path.read_text()
+    assert "torch.amp" in diffed

@@ -339,15 +339,16 @@ def repaired(source: Source, findings: Sequence[Finding]) -> str:
 
 
 def difference(source: Source, changed: str) -> str:
-    """The repairs as a unified diff."""
-    return "".join(
-        difflib.unified_diff(
-            source.text.splitlines(keepends=True),
-            changed.splitlines(keepends=True),
-            f"a/{source.path}",
-            f"b/{source.path}",
-        )
+    """The repairs as a unified diff, as git writes it: an absolute path without its first slash."""
+    path = source.path.lstrip("/")
+    lines = difflib.unified_diff(
+        source.text.splitlines(keepends=True),
+        changed.splitlines(keepends=True),
+        f"a/{path}",
+        f"b/{path}",
     )
+    end = "\n\\ No newline at end of file\n"
+    return "".join(line if line.endswith("\n") else line + end for line in lines)
 
 
 def write_repaired(source: Source, changed: str) -> None:
