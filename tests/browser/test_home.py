@@ -281,7 +281,7 @@ def test_a_run_is_deleted_after_a_confirmation(
     page.goto(f"{dashboard(store)}/runs")
     settle(page)
     page.get_by_role("button", name="Delete runs").click()
-    page.get_by_role("combobox").click()
+    page.get_by_role("combobox", name="Runs to delete").click()
     page.get_by_role("option", name=re.compile("^gone")).click()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Delete 1 run").click()
