@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.observations import COMPILED_FRAMES
 from tests.helpers.script_runner import BASE, Ran, Runner, spec
 
 FORMS = {
@@ -146,6 +147,25 @@ def test_it_runs_as_the_eager_code(
     assert result.outcome.steps >= 3
     (note,) = result.outcome.notes
     assert "torch.compile was switched off" in note
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_run_left_compiled_counts_what_was_compiled(fullgraph: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        HEAD
+        + f"""
+net = torch.compile(m, fullgraph={fullgraph})
+for i in range(3):
+    o.zero_grad()
+    net(x).sum().backward()
+    o.step()
+"""
+    )
+    with ScriptRuns(spec(), tmp_path / "runs.db") as runs:
+        result = Runner(runs)(path, control="compiled;backend:aot_eager")
+    (use,) = (u for u in result.run.observations if getattr(u, "name", "") == COMPILED_FRAMES)
+    assert use.count > 0
 
 
 def test_an_overflow_inside_a_compiled_model_has_its_line(tmp_path: Path) -> None:

@@ -221,7 +221,8 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
             ]
 
     def _closed(self, outcome: Outcome) -> list[Observation]:
-        compiled = int(counters["frames"]["ok"])
+        # Dynamo counts no frame of what was compiled with fullgraph=True, but its graphs.
+        compiled = max(int(counters["frames"]["ok"]), int(counters["stats"]["unique_graphs"]))
         use = OpUse(COMPILED_FRAMES, "", "", self._line, 0, count=compiled)
         return [use, *self._taps.records, *self._kernels, *super()._closed(outcome)]
 
