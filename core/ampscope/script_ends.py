@@ -40,6 +40,8 @@ _CUDA_CODE = (
      "xformers' attention", "take torch's scaled_dot_product_attention"),
     (r"requires (cuda) extensions|without (--cuda_ext)|(amp_C)",
      "apex's CUDA code", "take torch's own optimizer and layers"),
+    (r"FSDP does not support (CPU) only execution", "FullyShardedDataParallel",
+     "take torch.distributed.fsdp.fully_shard"),
     (r"Backend gloo does not (?:implement|support) (\w+)|ProcessGroupGloo.*?support (\w+)"
      r"|Cannot use (\S+) with Gloo", "{0}, which NCCL alone has,", "take another collective"),
 )  # fmt: skip

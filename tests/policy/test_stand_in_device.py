@@ -462,6 +462,8 @@ OF_A_T4: dict[str, object] = {
     "isinstance(torch.cuda.Stream(), torch.Stream)": True,
     "isinstance(torch.Event('cuda'), torch.Event)": True,
     "torch.get_device_module()": torch.cuda,
+    "torch.device(0)": torch.device("cuda", 0),
+    "torch.device('cpu')": torch.device("cpu"),
     "torch.get_device_module('cpu')": torch.cpu,
     "torch.amp.is_autocast_available('cuda')": True,
     "torch.Generator(device='cuda').device": torch.device("cuda", 0),

@@ -116,6 +116,10 @@ NOT_ON_A_CPU = {
         "import collectives",
         "startCoalescing, which NCCL alone has, cannot be rehearsed on a CPU: take another",
     ),
+    "fsdp": (
+        "raise RuntimeError('FSDP does not support CPU only execution')",
+        "FullyShardedDataParallel cannot be rehearsed on a CPU: take torch.distributed.fsdp.fully",
+    ),
     "refuses": (
         "raise RuntimeError('x must be a CUDA tensor')",
         "x must be a CUDA tensor. In a rehearsal all tensors are in the CPU's memory",

@@ -212,7 +212,7 @@ def _follows(func: Any, args: tuple[Any, ...]) -> bool:
     name = func.__name__
     if name in ("tensor", "as_tensor", "asarray"):
         return bool(args) and isinstance(args[0], Tensor)
-    return name.startswith(("sparse_", "nested_"))
+    return bool(name.startswith(("sparse_", "nested_")))
 
 
 def _tensors(values: tuple[Any, ...]) -> list[Tensor]:
@@ -327,6 +327,13 @@ def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dic
         return str(device_named(asked)) if is_device else asked
 
     return func(*map(named, args[:1]), *args[1:], **{k: named(v) for k, v in kwargs.items()})
+
+
+def _device(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.device(0)`` is the first CUDA device."""
+    if len(args) == 1 and type(args[0]) is int and not kwargs:
+        args = ("cuda", *args)
+    return func(*args, **kwargs)
 
 
 def _cuda(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -472,7 +479,7 @@ def _storage(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
 
 _Special = Callable[[StandInDevice, Any, Any, Any], Any]
 _SPECIAL: Final[dict[Any, _Special]] = {
-    torch.device: lambda mode, func, args, kwargs: func(*args, **kwargs),
+    torch.device: _device,
     Tensor.to: _to,
     torch._C._nn._parse_to: _parse_to,
     Tensor.cuda: _cuda,
@@ -482,8 +489,8 @@ _SPECIAL: Final[dict[Any, _Special]] = {
     Tensor.__array__: _numpy,
     Tensor.__repr__: _repr,
     Tensor.__getitem__: _get_item,
-    torch._VF._pack_padded_sequence: _pack,  # type: ignore[attr-defined]  # torch leaves it untyped
-    torch._VF._pad_packed_sequence: _pack,  # type: ignore[attr-defined]
+    torch._VF._pack_padded_sequence: _pack,
+    torch._VF._pad_packed_sequence: _pack,
     Tensor.__format__: _format,
     Tensor.storage: _storage,
     Tensor.untyped_storage: _storage,
