@@ -319,6 +319,12 @@ def test_a_batch_of_workers_that_was_not_moved() -> None:
 
 
 @pytest.mark.usefixtures("cuda")
+@pytest.mark.filterwarnings("error")
+def test_a_recurrent_layer_does_not_warn_of_this_build() -> None:
+    assert nn.GRU(3, 2).cuda()(there())[0].is_cuda
+
+
+@pytest.mark.usefixtures("cuda")
 def test_a_convolution_names_the_types() -> None:
     words = re.escape(
         "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"
@@ -451,6 +457,8 @@ OF_A_T4: dict[str, object] = {
     "torch.accelerator.current_accelerator(check_available=True)": torch.device("cuda"),
     "torch.backends.cudnn.version() > 90000": True,
     "torch.backends.cudnn.is_available()": True,
+    "torch.backends.cudnn.is_acceptable(torch.zeros(1, device='cuda'))": True,
+    "torch.backends.cudnn.is_acceptable(torch.zeros(1))": False,
     "torch.backends.cudnn.enabled": True,
     "torch.backends.cudnn.benchmark": False,
     "torch.backends.cuda.is_built()": True,
