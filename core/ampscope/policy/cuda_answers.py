@@ -728,8 +728,9 @@ def _patch_backends(patches: Patches, profile: DeviceProfile) -> None:
     patches.wrap(cudnn, "version", _answering(_CUDNN))
     # torch's own recurrent layers would warn that this build of torch has no cuDNN.
     patches.wrap(
-        cudnn, "is_acceptable", lambda original, tensor: not asked_by_torch() and tensor.is_cuda
-    )
+        cudnn, "is_acceptable",
+        lambda original, tensor: not asked_by_torch() and tensor.get_device() >= 0,
+    )  # fmt: skip
     patches.wrap(cuda, "is_built", _answering(True))
     if hasattr(cuda, "is_flash_attention_available"):
         patches.wrap(cuda, "is_flash_attention_available", _answering(True))
