@@ -9,7 +9,7 @@ import pytest
 
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, gradient_error, symptoms
-from ampscope.observations import ParameterGradient
+from ampscope.observations import READ_LOSS, Call, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -208,3 +208,22 @@ def test_gradients_of_other_random_numbers_are_not_compared() -> None:
     assert gradient_error(run(own, *gradients), fp32_run(None, *_first_gradients({}))) is None
     bad = but(steps(), [0], grad_nonfinite=3)
     assert gradient_error(run(bad, *gradients), fp32_run(None, *_first_gradients({}))) is None
+
+
+@pytest.mark.parametrize(
+    ("dropped", "line", "is_wrong"),
+    [(5, "train.py:81", False), (15, "train.py:81", True), (5, "train.py:99", True)],
+)
+def test_batches_that_the_script_leaves_out_in_every_precision_are_its_habit(
+    dropped: int, line: str, is_wrong: bool
+) -> None:
+    """A few of them, at the same line in the baseline and in the control."""
+
+    def reads(where: str) -> list[Call]:
+        seen = Call(0, 3, "read", subject=READ_LOSS, line=where, note="-1")
+        return [replace(seen, seq=100 + n) for n in range(dropped)]
+
+    baseline = run(steps(), calls=reads("train.py:81"))
+    control = run(steps(), calls=reads(line), control="fp32")
+    assert (Symptom.LOSS in evidence(baseline, control).fp32_symptoms) is is_wrong
+    assert Symptom.LOSS in symptoms(control, None)

@@ -19,7 +19,7 @@ from ampscope.analysis.root_op import (
     root_op,
 )
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.analysis.symptoms import Symptom, symptoms, symptoms_of_control
 from ampscope.observations import BadOp
 
 
@@ -60,7 +60,7 @@ class Evidence:
         """What is wrong with the fp32 control by itself; nothing when it was not run."""
         if self.fp32 is None:
             return frozenset()
-        found = symptoms(self.fp32, None)
+        found = symptoms_of_control(self.fp32, self.baseline)
         # A lack of memory says nothing of the training.
         return found - {Symptom.EXCEPTION} if self.fp32.outcome.is_out_of_memory else found
 

@@ -71,6 +71,21 @@ def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[
     return frozenset(symptom for symptom, is_there in seen.items() if is_there)
 
 
+HABIT_SHARE = 0.25  # of the batches; a script that leaves out more trains on other data
+
+
+def symptoms_of_control(
+    control: run_view.RunView, baseline: run_view.RunView
+) -> frozenset[Symptom]:
+    """What is wrong with a control by itself. A few batches whose loss is not finite are none,
+    where the script leaves them out at a line at which the baseline does."""
+    found = symptoms(control, None)
+    dropped = len(control.guarded_losses)
+    if dropped > HABIT_SHARE * (dropped + len(control.steps)) or _bad_losses(control, baseline):
+        return found
+    return found - {Symptom.LOSS}
+
+
 def _bad_losses(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
     """Steps with a loss that is not finite. What the script left out by itself, at a line at
     which it leaves batches out in fp32 too, is a habit of the script's and no symptom, as long as

@@ -11,7 +11,7 @@ from ampscope.analysis.evidence import Lead, lead
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import hand_scale_facts, static_scale
-from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms
+from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms_of_control
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.observations import COMPILED_NOTE
@@ -135,7 +135,9 @@ def report_of(
         output=output,
         judged_steps=(outcome := views["as_is"].outcome).steps,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
-        control_symptoms={name: _of_control(views[name]) for name in CONTROLS if name in views},
+        control_symptoms={
+            name: _of_control(views[name], views["as_is"]) for name in CONTROLS if name in views
+        },
         ended=views["as_is"].outcome.ended,
         lead=None if diagnosis.findings else lead(views["as_is"], views.get("fp32")),
         precision=precision_use(views["as_is"], views.get("fp32")),
@@ -182,10 +184,10 @@ def _other_end(run: RunView, fp32: RunView) -> str:
     )
 
 
-def _of_control(view: RunView) -> tuple[str, ...]:
+def _of_control(view: RunView, baseline: RunView) -> tuple[str, ...]:
     """What is wrong with a control by itself; that it did not fit into memory says nothing of the
     training."""
-    found = tuple(sorted(symptoms(view, None)))
+    found = tuple(sorted(symptoms_of_control(view, baseline)))
     if not view.outcome.is_out_of_memory:
         return found
     others = (s for s in found if s is not Symptom.EXCEPTION)
