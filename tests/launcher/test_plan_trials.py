@@ -50,7 +50,7 @@ class Runs:
         self.limits.append(limit_s)
         return control
 
-    def wait(self, control: str, show: object = None) -> ScriptRun:
+    def wait(self, control: str, show: object = None, say: object = None) -> ScriptRun:
         return self.run(control)
 
     def run(self, control: str, parent: str = "") -> ScriptRun:
