@@ -122,7 +122,7 @@ def planted_peers() -> str:
         return ""
     found = json.loads(file.read_text())["summary"]
     lines = [
-        "What other tools say of scripts of the third draw"
+        "What other tools say of scripts of the fifth draw"
         " ([faults_peers.json](../benchmarks/results/faults_peers.json)), each switched on as its",
         "documentation says and run by itself. Beside them stands ampscope's verdict of the draw.",
         "",
