@@ -297,7 +297,7 @@ def _nothing_yet() -> None:
             "No diagnosis is shown to this class yet.", "The teacher shares it."
         )
         return
-    st.info("**No script has been diagnosed yet.** In a terminal, where your script runs:")
+    st.info("**No script has been diagnosed yet.** Or in a terminal, where your script runs:")
     st.code(
         f"ampscope diagnose --store {shlex.quote(str(store.path()))} train.py",
         language="bash",
@@ -475,6 +475,8 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
         chosen = words[0]
         if len(words) > 1:
             said = {word: Control(word).words for word in words}
+            if st.session_state.get("dx-fix-best") != words[0]:  # a run has cured meanwhile
+                st.session_state["dx-fix-best"] = st.session_state["dx-fix-word"] = words[0]
             chosen = st.selectbox(
                 "Run the script", words, format_func=said.__getitem__, key="dx-fix-word"
             )

@@ -407,7 +407,7 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
     broken = {
         f"{name}, {which}": parts
         for which, (curve, norm, _) in zip(("first", "second"), pair, strict=True)
-        for name, parts in (("loss", curve.losses), ("norm", norm))
+        for name, parts in (("loss", curve.losses), ("gradient norm", norm))
         if parts.nonfinite_count
     }
     shown = ["scale"] * any(scaled) + ["loss"]

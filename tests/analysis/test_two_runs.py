@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from ampscope.analysis.two_runs import pairs, parting
+from ampscope.analysis.two_runs import Parting, pairs, parting
 from ampscope.numerics.histogram import NAN, POS_ZERO, RAW_LEN
 from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, StepRecord
+from ampscope.report.training_words import parting_answer
 
 
 def steps(*losses: float | None, start: int = 0) -> list[StepRecord]:
@@ -106,3 +107,18 @@ def test_without_histograms_stored_dtypes_alone_are_compared() -> None:
     found = pairs(first, second, None, frame((1, "fp16", 0, 0, 1)))
     assert [p.path for p in found] == ["b", "a"]
     assert all(p.zeros_apart is None for p in found)
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (0.02, "the old run is 75 times as high as the new run"),
+        (1.35, "the old run is 11 % higher"),
+        (3.0, "the new run is 2 times as high as the old run"),
+    ],
+)
+def test_how_far_two_losses_are_apart_is_said_as_a_factor_or_a_share(
+    second: float, says: str
+) -> None:
+    found = Parting(60, 3, 59, second / 1.5 - 1, (None, None))
+    assert says in parting_answer(("the old run", "the new run"), found)

@@ -208,6 +208,7 @@ def _notes(run: RunView) -> defaultdict[tuple[str, int], list[str]]:
         gave = "NaN" if op.nan else "infinity"
         text = f"Step {op.step:,}: {op.op.removeprefix('aten.')} gave {gave} in {op.dtype}"
         text += f" ({op.phase})" if op.phase != "forward" else ""
+        text += f", in {op.module}" if op.module else ""
         if op.count > 1:
             text += f", {op.count:,} times"
         if op.id == min(one.id for one in bad):

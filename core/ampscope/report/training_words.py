@@ -232,6 +232,21 @@ _SKIPS = {
 # Two runs beside each other.
 
 
+def _higher(names: tuple[str, str], apart: float) -> str:
+    """Which loss is the higher one, and by how much; ``apart`` is second less first, relative to
+    the first."""
+    higher, lower = names[::-1] if apart > 0 else names
+    if apart <= -1:
+        return f"they are {percent(abs(apart))} of the first apart"
+    ratio = 1 + apart if apart > 0 else 1 / (1 + apart)
+    if ratio < TIMES:
+        return f"{higher} is {percent(ratio - 1)} higher"
+    return f"{higher} is {ratio:,.3g} times as high as {lower}"
+
+
+TIMES = 2.0  # from there on a factor reads better than a percentage
+
+
 def parting_answer(names: tuple[str, str], found: Parting) -> str:
     """From where two runs of these names differ, in a sentence."""
     if not found.steps:
@@ -240,8 +255,7 @@ def parting_answer(names: tuple[str, str], found: Parting) -> str:
     if found.first_different is not None:
         parts = [f"The losses differ from step {found.first_different:,} on"]
         if found.apart:
-            higher = names[found.apart > 0]
-            parts[0] += f", at step {found.at:,} by {percent(abs(found.apart))}: {higher} is higher"
+            parts[0] += f"; at step {found.at:,} {_higher(names, found.apart)}"
     for name, step in zip(names, found.first_nonfinite, strict=True):
         if step is not None:
             parts.append(f"the loss of {name} is not finite from step {step:,} on")
