@@ -113,7 +113,7 @@ def test_without_histograms_stored_dtypes_alone_are_compared() -> None:
     ("second", "says"),
     [
         (0.02, "the old run is 75 times as high as the new run"),
-        (1.35, "the old run is 11 % higher"),
+        (1.35, "the old run is 11.1 % higher"),
         (3.0, "the new run is 2 times as high as the old run"),
     ],
 )
