@@ -22,6 +22,7 @@ from tests.helpers.evidence_making import (
     STEPS,
     WITHOUT_SCALER,
     ZERO,
+    answers,
     bad_op,
     but,
     causes,
@@ -85,6 +86,17 @@ def test_a_scale_with_a_floor_that_is_not_borne_is_too_high() -> None:
     made = evidence(stuck, **{"scale:1": at_one})
     assert causes(diagnose(made)) == ["loss_scale_too_high"]
     assert status("loss_scale_too_high", evidence(stuck)) is Status.PASSED
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_search_that_the_end_of_the_run_cuts_short_is_no_verdict(count: int) -> None:
+    made = search(steps(FALLING[:count]), 2.0**24, count)
+    at_one = run(steps(FALLING[:count], scale=1.0))
+    cut = evidence(run(made), **{"scale:1": at_one})
+    said = answers(cut)["loss_scale_too_high"]
+    assert said.status is Status.INCONCLUSIVE
+    assert "still falling" in said.reason
+    assert diagnose(cut).verdict != "fault"
 
 
 def by_hand(factor: float) -> Evidence:

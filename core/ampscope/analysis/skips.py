@@ -211,6 +211,7 @@ class ScaleFacts:
     late: int  # skips after that to which the scale had grown, or at which it stays the same
     total: int
     largest_taken: float | None
+    still_falls: bool = False  # every step was skipped, and the last skip lowered the scale
     refused: int = 0  # batches that the script left out although its factor did not fall
 
     @property
@@ -239,6 +240,8 @@ def scale_facts(run: RunView) -> ScaleFacts | None:
         return None
     taken = [a.scale for a in own if not a.skipped and not a.grad_nonfinite]
     leading = run.leading_skips
+    last = own[-2:]  # a single step does not tell
+    falls = len(last) < 2 or last[1].scale < last[0].scale
     return ScaleFacts(
         first=own[0].scale,
         last=own[-1].scale,
@@ -247,6 +250,7 @@ def scale_facts(run: RunView) -> ScaleFacts | None:
         late=_late_skips(own[leading:]),
         total=len(own),
         largest_taken=max(taken) if taken else None,
+        still_falls=falls and own[-1].scale > 1 and all(a.skipped for a in own),
     )
 
 

@@ -42,6 +42,7 @@ from ampscope.rules.verdict import (
     Rule,
     Status,
     Verdict,
+    inconclusive,
     not_applicable,
     op_verdict,
     passed,
@@ -65,6 +66,11 @@ def check(evidence: Evidence) -> Verdict:
     if facts.largest_taken is None:
         if not steps_at_scale_1(evidence):
             return passed("Every scale overflows: look at the backward pass.")
+        if facts.still_falls:
+            return inconclusive(
+                f"The loss scale was still falling when the run ended, at {last:,.6g}: no step is "
+                "taken before the search for it has ended. Watch more steps."
+            )
         words = f"is at {last:,.6g} where it cannot fall any further, and every step overflows"
         return _found(evidence, facts, words, 1.0)
     if evidence.fp32 is not None and evidence.fp32.bad_gradient_steps:
