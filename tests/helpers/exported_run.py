@@ -7,7 +7,12 @@ nine zeros, one NaN, two infinities; at step 2: four in [2^0, 2^1).
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +87,31 @@ def _row(counts: dict[int, int]) -> np.ndarray:
 
 def _frame(step: int, role: Role, module: int, row: np.ndarray, scale: float) -> Frame:
     return Frame(step, role, (module,), ("fp32",), row[None, :], scale)
+
+
+def check_nothing_is_sent(export: list[str], **more: str) -> None:
+    """A proxy that counts who comes: the command ``export`` does not, a program that asks for a
+    page does. ``more``: variables of the export's environment."""
+    page = [sys.executable, "-c", PAGE]
+    came = {}
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.5)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        environment = {k: v for k, v in os.environ.items() if k not in UNSET}
+        environment |= dict.fromkeys(PROXIES, address) | more
+        for name, command in (("export", export), ("page", page)):
+            child = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            came[name], has_ended = 0, False
+            while not has_ended:  # one more look after its end, for what was left waiting
+                has_ended = child.poll() is not None
+                with contextlib.suppress(TimeoutError):
+                    proxy.accept()[0].close()
+                    came[name] += 1
+            if name == "export":
+                assert child.returncode == 0
+    assert came == {"export": 0, "page": 1}
+
+
+PAGE = "import urllib.request as r\nr.urlopen('http://example.invalid', timeout=9)"
+PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+UNSET = {"NO_PROXY", "no_proxy", "WANDB_ERROR_REPORTING"}
