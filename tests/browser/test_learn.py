@@ -122,6 +122,7 @@ def test_the_keyboard_answers_and_large_type_stays_through_links(page: Page, url
     page.goto(f"{url}/learn_01_numbers?type=large&guess1=show")
     browser.settle(page)
     page.get_by_role("button", name="Hide the answer").press("Enter")
+    expect(page.get_by_role("button", name="Show without a prediction")).to_be_visible()
     browser.settle(page)
     radio = page.get_by_role("radio").first
     radio.focus()
