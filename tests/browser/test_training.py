@@ -33,6 +33,15 @@ def seen_after_s(page: Any, writer: Any, number: int) -> float:
     raise AssertionError(f"step {number} never came")
 
 
+def stretch() -> float:
+    """How many times longer the wall clock says a computation took than the processor: 1 on an idle
+    machine, 2 where another process wants the same core."""
+    started, used = time.monotonic(), time.process_time()
+    while time.process_time() - used < 0.1:
+        pass
+    return (time.monotonic() - started) / 0.1
+
+
 def test_a_step_that_is_written_is_on_the_screen_within_seconds(
     tmp_path: Path, dashboard: Start, browser_page: Any
 ) -> None:
@@ -40,13 +49,15 @@ def test_a_step_that_is_written_is_on_the_screen_within_seconds(
     writer = watched.begun(store, watched.good(50))
     browser_page.goto(f"{dashboard(store)}/training?run={writer.run_id}")
     browser.settle(browser_page)
-    found = []
+    found, load = [], []
     for number in range(50, 50 + LOOKS):
         time.sleep(0.37)  # out of step with the page's clock
         found.append(seen_after_s(browser_page, writer, number))
+        load.append(stretch())
     writer.close()
-    # The median, because a loaded test machine can stop a browser for seconds.
-    assert sorted(found)[LOOKS // 2] < DELAY_S, found
+    # Medians, because a loaded test machine can stop a browser for seconds.
+    allowed_s = DELAY_S * max(1.0, sorted(load)[LOOKS // 2])
+    assert sorted(found)[LOOKS // 2] < allowed_s, (found, load)
 
 
 def test_a_run_that_goes_bad_and_ends_is_told_without_a_click(
