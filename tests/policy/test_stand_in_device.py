@@ -311,6 +311,26 @@ def test_distributed_data_parallel_moves_its_input_to_its_one_device(
 
 
 @pytest.mark.usefixtures("cuda")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.parametrize("first", ["nccl", "gloo"])
+def test_a_group_has_the_backend_that_was_asked_for(first: str) -> None:
+    dist = torch.distributed
+    dist.init_process_group(first, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend() == dist.get_backend(dist.group.WORLD) == first
+        assert dist.get_backend(dist.new_group([0])) == first
+        assert dist.get_backend(dist.new_group([0], None, "nccl")) == "nccl"
+        assert dist.get_backend(dist.new_group(backend="gloo")) == "gloo"
+        found = torch.ones(2, device="cuda")
+        dist.all_reduce(found)
+        told: list[object] = [None]
+        dist.all_gather_object(told, "a")  # torch asks for the backend here, to choose a device
+        assert (found.tolist(), told) == ([1.0, 1.0], ["a"])
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("cuda")
 def test_a_batch_of_workers_that_was_not_moved() -> None:
     data = torch.utils.data.TensorDataset(torch.rand(4, 3))
     (batch,) = next(iter(torch.utils.data.DataLoader(data, 2, num_workers=1)))

@@ -608,13 +608,30 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
             found = {k: v for k, v in found.items() if k != _MARK}
         return found
 
+    nccl_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+
     def group(original: Any, *args: Any, **kwargs: Any) -> Any:
-        names = [a.replace("nccl", "gloo") if isinstance(a, str) else a for a in args[:1]]
+        """``init_process_group``, whose first argument is the backend, or ``new_group``, whose
+        third is; without one it has that of the first group."""
+        world = torch.distributed.group.WORLD
+        asked = [a for a in (*args[:3], kwargs.get("backend")) if isinstance(a, str)]
+        is_nccl = "nccl" in asked or (not asked and world is not None and world in nccl_groups)
+        args = tuple(a.replace("nccl", "gloo") if a in asked else a for a in args)
         if isinstance(kwargs.get("backend"), str):
             kwargs["backend"] = kwargs["backend"].replace("nccl", "gloo")
-        if "device_id" in kwargs:
-            kwargs.pop("device_id")
-        return original(*names, *args[1:], **kwargs)
+        kwargs.pop("device_id", None)
+        made = original(*args, **kwargs)
+        made_group = torch.distributed.group.WORLD if made is None else made
+        if is_nccl and isinstance(made_group, torch.distributed.ProcessGroup):
+            nccl_groups.add(made_group)
+        return made
+
+    def backend(original: Any, group: Any = None) -> Any:
+        """What the script asked for: it often chooses the device of its tensors by it."""
+        own = torch.distributed.group.WORLD if group is None else group
+        if own is not None and own in nccl_groups and not asked_by_torch():
+            return torch.distributed.Backend.NCCL
+        return original(group)
 
     # DistributedDataParallel with one device, and DataParallel, move what they are called with.
     moves_inputs: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
@@ -680,6 +697,8 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
     patches.replace(Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     if torch.distributed.is_available():
         patches.wrap(torch.distributed, "init_process_group", group)
+        patches.wrap(torch.distributed, "new_group", group)
+        patches.wrap(torch.distributed, "get_backend", backend)
         patches.wrap(nn.parallel.DistributedDataParallel, "__init__", parallel)
         patches.wrap(nn.parallel.DistributedDataParallel, "forward", forward)
     patches.wrap(nn.DataParallel, "__init__", data_parallel)
