@@ -382,6 +382,8 @@ class Listed:
 def listed() -> list[Listed]:
     """All entries, newest first."""
     runs = listed_runs()
+    if not runs:  # there may be no store yet
+        return []
     stored, alarmed = run_rows.verdicts(store.path()), run_rows.with_alarms(store.path())
     moving = {r.spec.group or r.id for r in runs if is_script(r) and r.state.is_active}
     found = []

@@ -16,6 +16,7 @@ from ampscope.diagnosis.load import judge_again
 from ampscope.records import Event, RunSpec
 from ampscope.store.reader import Reader
 from app.learn import lesson_runs
+from app.links import ENTRIES
 from app.runs import diagnoses, live
 from tests.helpers import script_stores, stores, watched_stores
 from tests.helpers.pages import asked, links, texts
@@ -41,6 +42,15 @@ def test_an_empty_store_offers_the_demo_and_creates_no_file(
     assert ("Diagnose a script", "") in links(app)  # of one's own, too
     assert all(code.value.startswith("ampscope ") for code in app.code)
     assert "torch" in app.caption[0].value
+    assert not store_path.exists()
+
+
+@pytest.mark.parametrize("page", [entry.file.stem for entry in ENTRIES])
+def test_a_store_that_does_not_exist_yet_is_no_error(
+    open_page: Open, store_path: Path, page: str
+) -> None:
+    app = open_page(page)
+    assert [*app.exception, *app.error] == []
     assert not store_path.exists()
 
 
