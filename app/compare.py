@@ -207,7 +207,7 @@ def _losses_seen(
         if found.change is comparison.LossChange.UNKNOWN:
             words.append(f"{m.precision}: unknown, {found.why}")
         elif found.change is comparison.LossChange.DIVERGED:
-            words.append(f"{m.precision}: not finite from step {found.first_nonfinite}")
+            words.append(f"{m.precision}: first not finite at step {found.first_nonfinite}")
         else:
             words.append(
                 f"{m.precision}: off by {found.gap:+.3g} where seeds differ by {found.noise:.3g}"

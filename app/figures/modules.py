@@ -20,7 +20,7 @@ from ampscope.report.verdict_words import Link
 from app.figures.exponents import NAME_SIZE
 from app.text import for_plotly
 
-LINE_CHARACTERS = 58  # fit 400 px at 13 px
+LINE_CHARACTERS, TITLE_CHARACTERS = 48, 42  # fit a page of 390 px at 13 px; titles are bold
 MAX_LINES = 3
 LINE_PX, PADDING_PX, GAP_PX = 19, 8, 22
 TEXT_LIGHT, TEXT_DARK = (
@@ -56,7 +56,7 @@ def cause_chain(links: Sequence[Link], *, is_dark: bool = False) -> go.Figure:
 
 def _lines(link: Link) -> list[str]:
     """The title in bold and the detail, cut to :data:`MAX_LINES`; hovering shows all of it."""
-    title = textwrap.wrap(link.title, LINE_CHARACTERS)[:MAX_LINES]
+    title = textwrap.wrap(link.title, TITLE_CHARACTERS)[:MAX_LINES]
     detail = textwrap.wrap(link.detail, LINE_CHARACTERS)
     if len(detail) > MAX_LINES:
         detail = [*detail[: MAX_LINES - 1], detail[MAX_LINES - 1][: LINE_CHARACTERS - 1] + "…"]

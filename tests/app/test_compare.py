@@ -67,7 +67,7 @@ def test_a_comparison_in_which_one_diverged(open_page: Open, store_path: Path) -
     app = open_page("compare", compare=stored(store_path, "compare", results))
     assert not app.exception
     assert "fp16 diverged at step 1" in headings(app)[0]
-    assert any("not finite from step 1" in plain(m.value) for m in app.markdown)
+    assert any("first not finite at step 1" in plain(m.value) for m in app.markdown)
 
 
 def test_what_disturbed_a_comparison_is_named(open_page: Open, store_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_where_fp32_itself_diverges_nothing_is_compared() -> None:
     found = verdict(by_precision(results))
     assert found.pays is Pays.UNKNOWN
     assert found.sentence == (
-        "fp32 itself is not finite from step 1 on: find out why first, with ampscope diagnose."
+        "fp32 itself is first not finite at step 1: find out why first, with ampscope diagnose."
     )
 
 

@@ -60,7 +60,7 @@ def verdict(measured: Sequence[PrecisionResults]) -> AmpVerdict:
         return AmpVerdict(Pays.UNKNOWN, "Compare fp32 with at least one half precision.", "")
     broken = loss_difference(base, others[0])
     if base.curves and broken.first_nonfinite is not None and broken.change is LossChange.UNKNOWN:
-        text = f"{base.precision} itself is not finite from step {broken.first_nonfinite} on"
+        text = f"{base.precision} itself is first not finite at step {broken.first_nonfinite}"
         return AmpVerdict(Pays.UNKNOWN, f"{text}: find out why first, with ampscope diagnose.", "")
     sound = [m for m in others if loss_difference(base, m).change is not LossChange.DIVERGED]
     if not sound:

@@ -258,5 +258,5 @@ def parting_answer(names: tuple[str, str], found: Parting) -> str:
             parts[0] += f"; at step {found.at:,} {_higher(names, found.apart)}"
     for name, step in zip(names, found.first_nonfinite, strict=True):
         if step is not None:
-            parts.append(f"the loss of {name} is not finite from step {step:,} on")
+            parts.append(f"the loss of {name} is first not finite at step {step:,}")
     return "; ".join(parts) + "."
