@@ -302,22 +302,25 @@ def scale_trajectory(
     steps: Sequence[StepRecord], loss: FiniteParts, norm: FiniteParts
 ) -> go.Figure:
     """``loss`` and ``norm`` are the series of ``steps``. The panel of the scale is left out where
-    there is none, that of the norm where none was finite, and the band of non-finite values where
-    there is none."""
+    there is none, those of loss and norm where none was finite, and the band of non-finite values
+    where there is none."""
     scaled = [s for s in steps if s.scale is not None]
-    shown = ["scale"] * bool(scaled) + ["loss"] + ["norm"] * bool(norm.values)
+    shown = ["scale"] * bool(scaled) + ["loss"] * bool(loss.values)
+    shown += ["norm"] * bool(norm.values)
     shown += ["band"] * bool(loss.nonfinite_count + norm.nonfinite_count)
+    shown = shown or ["loss"]
     row = {name: i for i, name in enumerate(shown, start=1)}
     figure = panels(shown)
     if scaled:
         add_scale(figure, scaled, row["scale"])
-    add_series(figure, loss, row["loss"], "loss")
+    if "loss" in row:
+        add_series(figure, loss, row["loss"], "loss")
+        add_loss_axis(figure, loss, row["loss"])
     if "norm" in row:
         add_series(figure, norm, row["norm"], "gradient norm")
         add_norm_axis(figure, norm, row["norm"])
     if "band" in row:
         add_band(figure, {"loss": loss, "gradient norm": norm}, row["band"])
-    add_loss_axis(figure, loss, row["loss"])
     frame_axis(figure, steps, len(shown))
     return figure
 

@@ -154,6 +154,9 @@ def test_panels_without_content_are_left_out() -> None:
     assert titles == ["loss", "gradient norm (unscaled)"]
     assert len(figure_of(STEPS).layout.annotations) == 4
     assert figure_of([]).data is not None
+    broken = [StepRecord(i, loss=math.nan, scale=2.0, grad_norm=math.nan) for i in range(3)]
+    titles = [a.text for a in figure_of(broken).layout.annotations]
+    assert titles == ["loss scale", "not finite"]
 
 
 def test_a_training_that_clips_has_both_norms_in_one_panel() -> None:
