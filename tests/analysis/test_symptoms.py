@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -227,3 +228,33 @@ def test_batches_that_the_script_leaves_out_in_every_precision_are_its_habit(
     control = run(steps(), calls=reads(line), control="fp32")
     assert (Symptom.LOSS in evidence(baseline, control).fp32_symptoms) is is_wrong
     assert Symptom.LOSS in symptoms(control, None)
+
+
+def _reads(where: Iterable[int], line: str = "train.py:81") -> list[Call]:
+    """Batches that the script left out before these steps, because it saw a loss of NaN."""
+    seen = Call(0, 0, "read", subject=READ_LOSS, line=line, note="-1")
+    return [replace(seen, seq=100 + n, step=step) for n, step in enumerate(where)]
+
+
+RARE = (4, 11, 17, 26)
+
+
+@pytest.mark.parametrize(
+    ("own", "reference", "is_wrong"),
+    [
+        (RARE, (*RARE, 33, 38), (False, False)),
+        ((*RARE, 30), RARE, (False, False)),  # the last batch before the clock stopped the loop
+        (RARE, (), (True, False)),  # fp32 leaves out none
+        ((*RARE, *range(5, 11)), RARE, (True, False)),  # half precision leaves out far more
+        ((30,), (40,), (True, True)),  # a guard that breaks the loop
+        ((*RARE, *(30,) * 9), (*RARE, *(40,) * 9), (True, True)),  # no step follows any more
+    ],
+)
+def test_a_habit_needs_no_end_at_the_same_step(
+    own: Sequence[int], reference: Sequence[int], is_wrong: tuple[bool, bool]
+) -> None:
+    """A loop that ends by the clock, or by its patience, makes other numbers of steps."""
+    baseline = run(steps(), calls=_reads(own))
+    control = run(steps([1.0] * 40), calls=_reads(reference), control="fp32")
+    made = evidence(baseline, control)
+    assert (Symptom.LOSS in made.symptoms, Symptom.LOSS in made.fp32_symptoms) == is_wrong

@@ -8,7 +8,7 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import Observation, OpUse, ParameterGradient
+from ampscope.observations import READ_LOSS, Call, Observation, OpUse, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -208,6 +208,21 @@ def test_fp32_that_breaks_without_growing_did_not_diverge() -> None:
     once = but(steps([*FALLING[:7], *(NAN,) * 23]), range(7, STEPS), **DEAD)
     made = evidence(run(steps(FLAT)), fp32_run(once))
     assert status("not_amp_divergence", made) is Status.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("behind", "expected"), [(0, Status.PASSED), (20, Status.FOUND)])
+def test_fp32_that_trains_on_after_the_batches_it_left_out_did_not_diverge(
+    behind: int, expected: Status
+) -> None:
+    """Sparse labels: a mean over none is NaN in two batches of five, and the script leaves these
+    out. Gradients grow tenfold from a small start. Where no step follows, they took the weights
+    along."""
+    at = [*range(0, STEPS, 3), *range(1, STEPS, 3), *[STEPS] * behind]
+    read = Call(0, 0, "read", subject=READ_LOSS, line=LINE, note="-1")
+    calls = [replace(read, seq=100 + n, step=step) for n, step in enumerate(at)]
+    made = but(steps(), [0], grad_norm=0.01)
+    both = [run(made, calls=calls, control=control) for control in ("as_is", "fp32")]
+    assert status("not_amp_divergence", evidence(*both)) is expected
 
 
 def test_a_critics_loss_is_no_growth_of_the_actors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,6 +73,7 @@ def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[
 
 
 HABIT_SHARE = 0.25  # of the batches; a script that leaves out more trains on other data
+UNLIKELY = 0.01  # that so many batches in a row are left out by their share alone
 
 
 def symptoms_of_control(
@@ -87,15 +89,49 @@ def symptoms_of_control(
 
 
 def _bad_losses(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
-    """Steps with a loss that is not finite. What the script left out by itself, at a line at
-    which it leaves batches out in fp32 too, is a habit of the script's and no symptom, as long as
-    both runs come to the same end."""
+    """Steps with a loss that is not finite. What the script left out by itself is no symptom where
+    it is a habit of the script's (:func:`_habits`)."""
     bad = {a.step for a in run.steps if a.loss is not None and not math.isfinite(a.loss)}
     bad -= _of_the_search(run, fp32)
-    habit = set()
-    if fp32 is not None and _same_end(run, fp32) and not run.outcome.exit_code:
-        habit = {c.line for c in fp32.guarded_losses}
-    return bad | {c.step for c in run.guarded_losses if c.line not in habit}
+    habits = set() if fp32 is None else _habits(run, fp32)
+    return bad | {c.step for c in run.guarded_losses if c.line not in habits}
+
+
+def _habits(run: run_view.RunView, fp32: run_view.RunView) -> set[str]:
+    """Lines at which the script leaves out batches whose loss is not finite, in fp32 as well.
+
+    Both runs come to the same end; or both go on after such batches, as a loop that ends by the
+    clock or by its patience makes other numbers of steps. Then ``run`` leaves out hardly more of
+    them than fp32 does, up to the step that both reach."""
+    lines = {c.line for c in fp32.guarded_losses}
+    if run.outcome.exit_code or _same_end(run, fp32):
+        return set() if run.outcome.exit_code else lines
+    common = min(len(run.steps), len(fp32.steps))
+    own, reference = (
+        Counter(c.line for c in r.guarded_losses if c.step <= common) for r in (run, fp32)
+    )
+    chance = max(MIN_DROPPED, DROPPED_SHARE * common)
+    ended = _ending_guards(run) | _ending_guards(fp32)
+    return {line for line in lines - ended if own[line] < reference[line] + chance}
+
+
+def goes_on(run: run_view.RunView) -> bool:
+    """Steps follow on the batches that the script leaves out for their loss."""
+    return not _ending_guards(run)
+
+
+def _ending_guards(run: run_view.RunView) -> set[str]:
+    """Lines at which leaving out a batch ended the training: a guard that breaks the loop, or that
+    leaves out every batch from some point on. No step follows, and so many in a row are unlikely
+    by the share of those before."""
+    steps, found = len(run.steps), set()
+    for line in {c.line for c in run.guarded_losses}:
+        reads = [c.step for c in run.guarded_losses if c.line == line]
+        before = sum(step < steps for step in reads)
+        share = (before + 1) / (before + steps + 2)
+        if len(reads) > before and (not before or share ** (len(reads) - before) < UNLIKELY):
+            found.add(line)
+    return found
 
 
 def _same_end(run: run_view.RunView, fp32: run_view.RunView) -> bool:

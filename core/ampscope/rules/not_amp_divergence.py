@@ -21,12 +21,14 @@ Remedy
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth
 from ampscope.analysis.evidence import Evidence, shared_singularity
 from ampscope.analysis.root_op import Arrives, RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import undivided_by_hand
-from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.analysis.symptoms import Symptom, goes_on, symptoms
 from ampscope.control import Control
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import (
@@ -58,6 +60,8 @@ def check(evidence: Evidence) -> Verdict:
     op = shared_singularity(evidence)
     if op is not None and op.tracked and op.step == fp32.first_bad_step:
         return _formula(op)
+    if _recovers(evidence, fp32):
+        return passed("fp32 leaves out what is not finite, and trains on: it does not diverge.")
     grown, rise = growth(fp32), divergence(fp32, None)
     if grown < GROWTH and rise is None:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
@@ -103,6 +107,13 @@ def check(evidence: Evidence) -> Verdict:
             ),
         ),
     )
+
+
+def _recovers(evidence: Evidence, fp32: RunView) -> bool:
+    """All that is wrong with fp32 are losses that are not finite, and the script left each of
+    their batches out and went on: no loss of a step is bad. A divergence does not heal."""
+    taken = all(a.loss is None or math.isfinite(a.loss) for a in fp32.steps)
+    return evidence.fp32_symptoms & BROKEN == {Symptom.LOSS} and taken and goes_on(fp32)
 
 
 def _where(fp32: RunView) -> tuple[str, str]:
