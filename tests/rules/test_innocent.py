@@ -8,7 +8,7 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import READ_LOSS, Call, Observation, OpUse, ParameterGradient
+from ampscope.observations import READ_LOSS, BadOp, Call, Observation, OpUse, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -123,16 +123,42 @@ def test_a_bad_weight_that_nothing_uses_is_no_fault() -> None:
     assert diagnose(evidence(run(steps(), unused), fp32_run(None, unused))).verdict == "no_fault"
 
 
+# The standard deviation of a constant column is 0, and 0 / 0 is NaN in every precision.
+DIVIDED = bad_op(
+    "aten.div", tensor(0.0), tensor(0.0, zeros=9), nan=9, pos_inf=0, dtype="fp32", module="",
+    module_type="", tracked=False,
+)  # fmt: skip
+
+
 def test_a_value_that_preparing_the_data_made_is_bad_data() -> None:
-    # The standard deviation of a constant column is 0, and 0 / 0 is NaN in every precision.
-    scaled = bad_op(
-        "aten.div", tensor(0.0), tensor(0.0, zeros=9), nan=9, pos_inf=0, dtype="fp32", module="",
-        module_type="", tracked=False,
-    )  # fmt: skip
-    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), scaled)
-    found = diagnose(evidence(run(NAN_STEPS, scaled), dead))
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), DIVIDED)
+    found = diagnose(evidence(run(NAN_STEPS, DIVIDED), dead))
     assert causes(found) == ["bad_input_data"]
     assert found.findings[0].verdict.line == LINE
+
+
+CTC = bad_op(
+    "aten._ctc_loss", tensor(2.0), step=4, nan=0, pos_inf=8, dtype="fp32", reached_loss=True
+)
+
+
+@pytest.mark.parametrize("op", [DIVIDED, CTC])
+def test_bad_data_that_the_script_leaves_out_in_every_precision_are_latent(op: BadOp) -> None:
+    """A few batches, whose loss is not finite; nothing is wrong with either run."""
+    read = Call(0, 0, "read", subject=READ_LOSS, line=LINE, note="0")
+    calls = [replace(read, seq=100 + n, step=step) for n, step in enumerate((4, 9, 21))]
+    both = [run(steps(), op, calls=calls, control=control) for control in ("as_is", "fp32")]
+    found = diagnose(evidence(*both))
+    assert (found.verdict, [f.cause for f in found.latent]) == ("no_fault", ["bad_input_data"])
+    assert "leaves such batches out (3 so far)" in found.latent[0].verdict.reason
+
+
+def test_a_bad_sample_that_is_only_evaluated_is_latent() -> None:
+    """Validation data with a NaN, which the script leaves out of its mean: the same in fp32."""
+    sample = scan("batch", "batch", "input 0 of GPT", nan=4, step=12)
+    facts = {"eval_nonfinite": True, "eval_nan": 4}
+    found = diagnose(evidence(run(steps(), sample, **facts), fp32_run(None, sample, **facts)))
+    assert (found.verdict, [f.cause for f in found.latent]) == ("no_fault", ["bad_input_data"])
 
 
 def test_a_mask_in_every_batch_is_not_what_overflowed() -> None:

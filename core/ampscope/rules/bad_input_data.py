@@ -2,7 +2,8 @@
 
 What it detects
     A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, at the
-    step at which the fp32 control first fails.
+    step at which the fp32 control first fails. Latent: a few bad batches that the script leaves
+    out or only evaluates, in fp32 as well, while both runs train.
 
 Why it matters
     One bad sample kills an fp32 run for good; AMP skips that step and learns on, so it looks
@@ -19,9 +20,12 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence, is_impossible_alignment, shared_singularity
 from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.run_view import ForeignValue, RunView, foreign_values
+from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
 from ampscope.rules.roots import same_in_fp32
 from ampscope.rules.verdict import (
@@ -38,7 +42,20 @@ from ampscope.rules.verdict import (
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found when the first non-finite value came in with a tensor, in both precisions."""
+    """Found when the first non-finite value came in with a tensor, in both precisions; latent where
+    the script leaves such batches out, or only evaluates them, and no symptom is left."""
+    found = _found(evidence)
+    # An evaluation that is not finite in fp32 either is no symptom of the baseline run.
+    harm = evidence.symptoms | (evidence.fp32_symptoms - {Symptom.EVALUATION})
+    if found.status is not Status.FOUND or harm:
+        return found
+    left_out = len(evidence.baseline.guarded_losses)
+    kept = f"The script leaves such batches out ({left_out:,} so far)" if left_out else ""
+    kept = kept or "They reach no loss"
+    return replace(found, status=Status.LATENT, reason=f"{found.reason} {kept}, and trains.")
+
+
+def _found(evidence: Evidence) -> Verdict:
     if evidence.fp32 is None:
         return inconclusive("Without the fp32 control a cast may have made it so.")
     root = evidence.root

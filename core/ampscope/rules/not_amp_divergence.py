@@ -14,6 +14,7 @@ Why it matters
 Blind spots
     A control that diverges for a reason of its own. A loss whose value grows with its task (returns
     of a better policy, a curriculum) is no divergence: its steps expect less than four times of it.
+    Nor are batches whose loss is not finite where the script leaves them out and steps follow.
 
 Remedy
     A lower learning rate, warm-up, or clipping; for recurrences a gate or a normalisation.
