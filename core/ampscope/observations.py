@@ -151,6 +151,7 @@ class Scan:
     std: float | None = None
     index: tuple[int, ...] = ()  # of the first element that is not finite
     displacement: tuple[float, ...] = ()  # now - first sight, evenly spaced; parameters at the end
+    still: float | None = None  # share of values as at first sight or its rounding; at the end only
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -190,3 +192,20 @@ def test_the_way_of_a_parameter_is_kept_at_evenly_spaced_places() -> None:
     assert seen.displacement == pytest.approx(moved[:: 2100 // 64][:64].tolist(), rel=1e-4)
     assert seen.change == pytest.approx(float(moved.norm() / first.double().norm()))
     assert scan("start", "parameter", "w", now).displacement == ()
+
+
+@pytest.mark.parametrize(
+    ("now", "still"),
+    [
+        (lambda w: w.bfloat16().float(), 1.0),  # the script rounds, and no update stays
+        (lambda w: w, 1.0),
+        (lambda w: w + 0.1 * (torch.arange(100) < 25), 0.75),
+        (lambda w: w * 1.001, 0.0),
+    ],
+)
+def test_weights_that_are_as_they_were_up_to_a_rounding_stand_still(
+    now: Callable[[Tensor], Tensor], still: float
+) -> None:
+    first = torch.linspace(0.3, 1.7, 100)
+    assert scan("end", "parameter", "w", now(first), first=first).still == pytest.approx(still)
+    assert scan("start", "parameter", "w", first).still is None

@@ -212,6 +212,19 @@ def test_updates_of_which_a_part_is_lost_count_where_learning_suffers(
     assert status("small_update_lost", made) is says
 
 
+@pytest.mark.parametrize(
+    ("still", "says"), [(0.75, Status.FOUND), (0.1, Status.LATENT), (None, Status.LATENT)]
+)
+def test_most_weights_that_stand_still_to_the_end_are_a_fault_though_the_loss_does_not_mind(
+    still: float | None, says: Status
+) -> None:
+    """The few that move carry the loss so far. Three quarters of the others are not trained."""
+    own = scan("end", "parameter", "w", displacement=tuple(0.85 * x for x in WAY), still=still)
+    fp32 = fp32_run(steps(moved_since=1.0), replace(own, displacement=WAY, still=0.0))
+    made = evidence(run(steps(moved_since=0.3, held_in="bf16"), own), fp32)
+    assert status("small_update_lost", made) is says
+
+
 def average(moved: float, dtype: str = "bf16") -> Evidence:
     """sd_dreambooth_extension#1415: fp32's average moves by 0.43 (0.5 to 0.93)."""
     own = scan("end", "frozen", "ema.weight", dtype=dtype, change=moved)

@@ -348,6 +348,23 @@ def kept_motion(run: RunView, fp32: RunView, kind: str = "parameter") -> float |
     return along / length if length else None
 
 
+STANDS = 0.3  # of the weights that fp32 moves; rounding that keeps the mean leaves less than 0.05
+
+
+def standing_share(run: RunView, fp32: RunView) -> float | None:
+    """Of the weights that the fp32 control's run moves, the share that stand at the end of this one
+    where they began; None where that was not recorded, or fp32 moves none."""
+    reference = {s.name: s for s in fp32.scans_of("end", "parameter") if s.still is not None}
+    pairs = [
+        (own.total, own.still, reference[own.name].still or 0.0)
+        for own in run.scans_of("end", "parameter")
+        if own.still is not None and own.name in reference
+    ]
+    moves = math.fsum(total * (1 - still) for total, _, still in pairs)
+    moved = math.fsum(total * (1 - still) for total, still, _ in pairs)
+    return 1 - moved / moves if moves else None
+
+
 # Moving averages of weights that half precision holds back.
 #
 # An average takes a small share of each new weight: ``average += 0.001 * (weight - average)``. In

@@ -4,7 +4,7 @@ What it detects
     Half-precision weights (or moving averages of weights) that stay as they are, while the same
     update moves them in the fp32 control; fp32 weights that the script rounds to half, likewise.
     Latent: weights that lose more than a tenth of their way, and less than half of it, while the
-    loss keeps up with fp32's batch by batch.
+    loss keeps up with fp32's batch by batch, and few of them never moved at all.
 
 Why it matters
     w + update rounds back to w. bf16 keeps 8 bits, so an update below w/512 is lost.
@@ -28,6 +28,7 @@ from ampscope.analysis.run_view import (
     KEPT,
     MIN_AVERAGE_STAGNATED,
     SLOW,
+    STANDS,
     RunView,
     averages_keep_up,
     half_weights,
@@ -37,6 +38,7 @@ from ampscope.analysis.run_view import (
     rounded_weights,
     slow_average,
     stagnated_average,
+    standing_share,
     was_cast,
 )
 from ampscope.analysis.symptoms import lags, learns_slower
@@ -67,16 +69,24 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     # Few may move in one step and come as far over many; short of that, learning tells.
     if kept is not None and kept >= KEEPS_UP:
         return None
-    is_harmed = kept is None or kept < KEPT or learns_slower(run, fp32) or lags(run, fp32)
+    stands = standing_share(run, fp32) or 0.0
+    is_slower = learns_slower(run, fp32) or lags(run, fp32)
+    is_harmed = kept is None or kept < KEPT or stands >= STANDS or is_slower
     way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
     found = _found(
         "",
         f"A step moves {moved.own:.1%} of the {dtype or 'fp32'} weights, and"
         f" {moved.reference:.1%} in fp32: the updates are below half the spacing of the numbers"
-        + (f" in {rounded}, to which the script rounds the weights." if rounded else "."),
+        + (f" in {rounded}, to which the script rounds the weights." if rounded else ".")
+        + (
+            f" At the end {stands:.0%} of those that fp32 moves stand where they began."
+            if stands >= STANDS
+            else ""
+        ),
         Measurement("weights moved a step", moved.own, STILL * moved.reference, "as_is"),
         Measurement("weights moved a step in fp32", moved.reference, None, "fp32"),
         *way,
+        *([Measurement("weights that never moved, of fp32's", stands, STANDS)] if stands else []),
     )
     text = "Do not round the weights." if rounded else "Keep the weights in fp32."
     fix = Fix("fp32_params", text, MASTERS, () if rounded else CONTROLS)

@@ -385,9 +385,7 @@ class _RunningSum:
     error: Tensor  # added up
 
 
-def _continued(
-    sums: list[_RunningSum], before: Tensor, *, is_scaled: bool
-) -> _RunningSum | None:
+def _continued(sums: list[_RunningSum], before: Tensor, *, is_scaled: bool) -> _RunningSum | None:
     """The sum whose next term is added to ``before``; None where one begins."""
     largest = float(before.float().abs().max())
     for known in reversed(sums):

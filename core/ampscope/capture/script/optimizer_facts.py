@@ -175,6 +175,7 @@ def _scan(
         std=float(kept.std()) if kept.numel() > 1 else None,
         index=first_bad_index(numbers) if nan or infinite else (),
         displacement=() if first is None else _displacement(numbers, first),
+        still=None if first is None else _still_share(numbers, first),
     )
 
 
@@ -204,6 +205,18 @@ def _displacement(now: Tensor, first: Tensor) -> tuple[float, ...]:
     """How far some of the values came, in five digits."""
     after, before = (evenly(plain(t), PLACES).double() for t in (now, first))
     return tuple(float(f"{x:.4e}") for x in (after - before).tolist())
+
+
+def _still_share(now: Tensor, first: Tensor) -> float | None:
+    """Share of the values that are as they were, or that value rounded to a half format: all that
+    a script did that rounds its weights and whose updates were lost. None of an empty tensor."""
+    after, before = plain(now).detach().float(), plain(first).detach().float()
+    if after.shape != before.shape or not after.numel():
+        return None
+    same = after == before
+    for half in HALF:
+        same |= after == before.to(half).float()
+    return float(same.double().mean())
 
 
 def _sample(values: Tensor) -> tuple[float, ...]:
