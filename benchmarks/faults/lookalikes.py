@@ -205,8 +205,8 @@ def perplexity_that_is_infinite(s: Roles, rng: random.Random) -> Draft | None:
     return Draft([s.after(assign, f"perplexity = torch.exp(1000 * {name}.detach().abs())")])
 
 
-@lookalike
-def infinite_loss_that_is_skipped(s: Roles, rng: random.Random) -> Draft | None:
+def _left_out(s: Roles, lines: str) -> Draft | None:
+    """``lines`` before the backward pass, § for the loss; they may go on to the next batch."""
     losses = s.losses()
     if len(losses) != 1 or len(s.backwards) != 1:
         return None
@@ -214,12 +214,43 @@ def infinite_loss_that_is_skipped(s: Roles, rng: random.Random) -> Draft | None:
     call = s.backwards[0][0]
     if not s.loops(call) or s.loops(call) != s.loops(assign):
         return None
+    return Draft([s.before(s.statement(call), lines.replace("§", name))])
+
+
+@lookalike
+def infinite_loss_that_is_skipped(s: Roles, rng: random.Random) -> Draft | None:
     share = rng.choice([0.03, 0.06])
     lines = (
-        f"if torch.rand(()) < {share}:\n    {name} = {name} / 0.0  # a sample without a target\n"
-        f"if not torch.isfinite({name}):\n    continue"
+        f"if torch.rand(()) < {share}:\n    § = § / 0.0  # a sample without a target\n"
+        "if not torch.isfinite(§):\n    continue"
     )
-    return Draft([s.before(s.statement(call), lines)], params={"share": share})
+    draft = _left_out(s, lines)
+    return draft and Draft(draft.faulty, params={"share": share})
+
+
+@lookalike
+def many_batches_without_a_label(s: Roles, rng: random.Random) -> Draft | None:
+    """Labels are sparse: the mean over none is NaN, and the script goes on to the next batch."""
+    share = rng.choice([0.3, 0.4])
+    lines = (
+        f"labelled = (torch.rand(1) > {share}).nonzero().flatten()\n"
+        "§ = § * torch.ones(1)[labelled].mean()\nif torch.isnan(§):\n    continue"
+    )
+    draft = _left_out(s, lines)
+    return draft and Draft(draft.faulty, params={"share": share})
+
+
+@lookalike
+def broken_batches_that_are_left_out(s: Roles, rng: random.Random) -> Draft | None:
+    """They come with NaN, and the script sees it in their loss."""
+    places, share = _inputs(s), rng.choice([0.04, 0.08])
+    guarded = _left_out(s, "if not torch.isfinite(§):\n    print('bad batch')\n    continue")
+    if not places or guarded is None:
+        return None
+    name, statement, _ = rng.choice(places)
+    lines = f"if torch.rand(()) < {share}:\n    § = § / torch.zeros_like(§)".replace("§", name)
+    at = s.before(_data_lines(s, statement), lines)
+    return Draft([at, *guarded.faulty], params={"share": share})
 
 
 @lookalike
