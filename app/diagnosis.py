@@ -359,7 +359,8 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
     chart.sentence(words.verdict(report, baseline))
     if headline := words.headline(report):
         chart.see(headline)
-    chart.see(words.paragraph(report, baseline))
+    paragraph = words.paragraph(report, baseline)
+    chart.see(paragraph)
     problem = words.could_not_run(report, baseline)
     findings = report.diagnosis.findings
     next_step = words.next_step(report, baseline)
@@ -377,8 +378,8 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
         )
         if line := findings[0].verdict.line:
             links.link(links.SOURCE, f"{escape(line)} in the source", run=case.head.id, line=line)
-    if report.notes:
-        st.caption(escape(" ".join(report.notes)))
+    if notes := words.other_notes(report, paragraph):
+        st.caption(escape(notes))
     if report.rules not in ("", rules_version()):
         _offer_another(case, report.rules)
     _error(case, baseline)

@@ -182,6 +182,15 @@ def test_no_fault_names_the_search_for_a_scale(store_path: Path, open_page: Open
     assert "What to do.** Nothing" in words
 
 
+def test_a_long_search_is_told_once_with_what_to_do(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.long_search(store_path))
+    assert not app.exception
+    words = texts(app)
+    assert words.count("skipped the first 16 of 24 optimizer steps while it searched") == 1
+    assert "Start the scaler with a lower scale: init" in words
+    assert "a lower initial scale loses fewer steps" in words
+
+
 def test_without_the_fp32_control_the_page_says_so(store_path: Path, open_page: Open) -> None:
     head = script_stores.healthy_run(store_path, "as_is")
     words = texts(open_page("diagnosis", run=head))

@@ -71,7 +71,7 @@ def compiled(store: Path) -> str:
 
 
 MADE = {make.__name__: make for make in (unfixed, uncured, compiled)}
-KINDS = ("overflow", "no_fault", "undetermined", "innocent", "raised", "lost", *MADE)
+KINDS = ("overflow", "no_fault", "long_search", "undetermined", "innocent", "raised", "lost", *MADE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

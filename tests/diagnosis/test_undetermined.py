@@ -20,7 +20,16 @@ from ampscope.report.markdown import to_markdown
 from ampscope.report.terminal import print_report
 from ampscope.store.reader import Reader
 from tests.helpers import script_stores
-from tests.helpers.script_stores import FALLING, bad_op, healthy_run, one_step, run, seen
+from tests.helpers.script_stores import (
+    FALLING,
+    bad_op,
+    healthy_run,
+    long_search,
+    no_fault,
+    one_step,
+    run,
+    seen,
+)
 
 FLAT: list[OptimizerStep] = [one_step(i, 1.5 - 0.001 * i) for i in range(12)]
 # NaN came to the loss at step 4, from an op of a kind that no rule knows.
@@ -168,3 +177,44 @@ def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
         report = load_diagnosis(reader, head)
     assert report.diagnosis.verdict == "no_fault"
     assert "trains in fp16 without a GradScaler" in " ".join(report.notes)
+
+
+def judged(store: Path, head: str) -> DiagnosisResult:
+    with Reader(store) as reader:
+        return load_diagnosis(reader, head)
+
+
+def test_a_long_search_for_the_scale_is_noted_and_no_fault(tmp_path: Path) -> None:
+    report = judged(tmp_path / "r.db", long_search(tmp_path / "r.db"))
+    assert (report.diagnosis.verdict, report.diagnosis.symptoms) == ("no_fault", ())
+    said = (
+        "The scaler skipped the first 16 of 24 optimizer steps while it searched for a loss scale, "
+        "from 2^36 down to 2^20. That is no fault, but nothing was learned in these steps. Start "
+        "the scaler with a lower scale: init_scale=65536."
+    )
+    assert said in report.notes
+    assert said in printed(report)
+    assert said in json.loads(to_json(report))["notes"]
+
+
+def test_a_short_search_for_the_scale_is_not_noted(tmp_path: Path) -> None:
+    report = judged(tmp_path / "r.db", no_fault(tmp_path / "r.db", search=3))
+    assert report.diagnosis.verdict == "no_fault"
+    assert "init_scale" not in " ".join(report.notes)
+
+
+def test_a_search_that_leaves_too_few_steps_is_named_as_what_to_change(tmp_path: Path) -> None:
+    """16 skips of 24 steps, and the eight others learn slowly: more steps have to be compared."""
+    lost = {"skipped": True, "grad_nonfinite": 10, "moved_share": 0.0}
+    losses = [1.5 - 0.05 * i for i in range(24)]
+    made = [one_step(i, losses[0], scale=2.0 ** (36 - i), **lost) for i in range(16)]
+    made += [one_step(16 + i, losses[i], scale=2.0**12) for i in range(8)]
+    path = tmp_path / "r.db"
+    run(path, "fp32", seen([one_step(i, x) for i, x in enumerate(losses)]))
+    report = diagnosed(path, *made, fp32=False)
+    assert (report.diagnosis.verdict, report.diagnosis.symptoms) == (
+        "inconclusive",
+        ("the loss falls less than in fp32",),
+    )
+    assert "Start the scaler with a lower scale: init_scale=4096." in " ".join(report.notes)
+    assert "Lower the scaler's initial scale" in printed(report)

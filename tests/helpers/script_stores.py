@@ -185,6 +185,17 @@ def no_fault(store: Path, spec: RunSpec = SPEC, search: int = 3) -> str:
     return head
 
 
+def long_search(store: Path, spec: RunSpec = SPEC) -> str:
+    """16 of 24 steps are skipped from a scale of 2^36 down to 2^20, then it learns as fp32 does."""
+    losses = [1.5, 1.2, 0.8, 0.5, 0.3, 0.2, 0.1, 0.1]
+    lost = {"skipped": True, "grad_nonfinite": 10, "moved_share": 0.0}
+    steps = [one_step(i, losses[0], scale=2.0 ** (36 - i), **lost) for i in range(16)]
+    steps += [one_step(16 + i, x, scale=2.0**20) for i, x in enumerate(losses)]
+    head = run(store, "as_is", seen(steps), spec)
+    run(store, "fp32", seen([one_step(i, x) for i, x in enumerate(losses + 16 * [0.1])]), spec)
+    return head
+
+
 def undetermined(store: Path, spec: RunSpec = SPEC) -> str:
     """It learns nothing, fp32 does, and nothing that was recorded tells why."""
     flat = [one_step(i, 1.5 - 0.001 * i) for i in range(STEPS)]

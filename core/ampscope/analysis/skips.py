@@ -195,6 +195,7 @@ def bad_steps(
 
 HIGH_INIT = 2.0**32  # the highest start in common use, DeepSpeed's: an ordinary search
 MANY_SKIPS = 16  # before the first step: more than a search from torch's 2^16 can take down to 1
+LONG_SEARCH, LONG_SHARE = 5, 0.05  # skips, and their share of all steps: worth a sentence
 MIN_LATE_SKIPS = 3
 GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
 
@@ -219,6 +220,12 @@ class ScaleFacts:
         """The search began above any usual value and cost more steps than a usual one can. How
         many steps were watched after it has no say: it ended when the scale held."""
         return self.leading > MANY_SKIPS and self.first > HIGH_INIT
+
+    @property
+    def loses_many(self) -> bool:
+        """The search at the start ended, and cost a notable part of the steps."""
+        is_search = self.largest_taken is not None and self.largest_taken < self.first
+        return is_search and self.leading >= max(LONG_SEARCH, LONG_SHARE * self.total)
 
     @property
     def grows_too_fast(self) -> bool:

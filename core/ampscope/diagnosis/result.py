@@ -10,13 +10,16 @@ from ampscope.analysis.control_losses import difference, draws_otherwise
 from ampscope.analysis.evidence import Lead, lead
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.skips import hand_scale_facts, static_scale
+from ampscope.analysis.skips import hand_scale_facts, scale_facts, static_scale
 from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms_of_control
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
+from ampscope.number_words import plural, power_of_two
 from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
 from ampscope.records import RunInfo, State
+from ampscope.rules.catalog import INITIAL_SCALE
+from ampscope.rules.loss_scale_too_high import USUAL_INIT
 from ampscope.rules.verdict import Fix
 from ampscope.script_ends import ending
 
@@ -25,6 +28,7 @@ OF_COMPILERS = frozenset(
     {"compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed"}
 )
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
+SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,25 @@ def _without_scaler(run: RunView) -> str:
     )
 
 
+def _long_search(run: RunView) -> str:
+    """How many steps a search for the loss scale has cost, and with which initial scale it would
+    not; "" where it cost few, has not ended, or went below 1, where gradients are the trouble."""
+    facts = scale_facts(run)
+    if facts is None or not facts.loses_many or run.bad_loss_steps:
+        return ""
+    held = run.steps[facts.leading].scale
+    if held < 1:
+        return ""
+    start = min(USUAL_INIT, held)
+    argument = INITIAL_SCALE.get(run.outcome.framework, INITIAL_SCALE["torch"])
+    return (
+        f"{SEARCH_NOTE} {facts.leading:,} of {plural(facts.total, 'optimizer step')} "
+        f"while it searched for a loss scale, from {power_of_two(facts.first)} down to "
+        f"{power_of_two(held)}. That is no fault, but nothing was learned in these steps. Start "
+        f"the scaler with a lower scale: {argument}={start:.6g}."
+    )
+
+
 def _of_gradients(run: RunView, fp32: RunView) -> list[str]:
     """First gradients that are far from fp32's are worth a note, whatever makes them so."""
     found = gradient_error(run, fp32)
@@ -234,6 +257,8 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
         notes = [note for note in notes if note != COMPILED_NOTE]
     if note := _without_scaler(views["as_is"]):
+        notes.append(note)
+    if not diagnosis.findings and (note := _long_search(views["as_is"])):
         notes.append(note)
     if "fp32" in views and not (diagnosis.findings or diagnosis.latent):
         notes += _of_gradients(views["as_is"], views["fp32"])

@@ -18,7 +18,12 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import OF_COMPILERS, OUT_OF_MEMORY, DiagnosisResult
+from ampscope.diagnosis.result import (
+    OF_COMPILERS,
+    OUT_OF_MEMORY,
+    SEARCH_NOTE,
+    DiagnosisResult,
+)
 from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import BadOp, Operand, OptimizerStep
@@ -122,7 +127,7 @@ def paragraph(report: DiagnosisResult, baseline: RunView) -> str:
         return report.undecided.removeprefix(_undetermined(report)).strip() + missing(report)
     if "fp32" not in report.control_symptoms:
         return "Without it, it is unknown whether the script learns as well as in fp32."
-    return _harmless(baseline)
+    return _harmless(report, baseline)
 
 
 def next_step(report: DiagnosisResult, baseline: RunView) -> str:
@@ -151,6 +156,8 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
         if diagnosis.latent:
             advice = fix_words.sentence(diagnosis.latent[0], None)
             return f"The training needs no change so far. Against the latent finding: {advice}"
+        if _search_note(report):
+            return "The training needs no change; a lower initial scale loses fewer steps."
         return "Nothing: mixed precision needs no change here."
     cured = fix_words.best(report)
     advice = fix_words.sentence(diagnosis.findings[0], cured)
@@ -174,6 +181,8 @@ def when_undetermined(report: DiagnosisResult) -> str:
         )
     if any(note.startswith("The script does not reproduce") for note in report.notes):
         return "Seed every generator that the script uses, then diagnose it again:"
+    if _search_note(report) and report.diagnosis.symptoms == (Symptom.BEHIND,):
+        return "Lower the scaler's initial scale, so that more steps learn; then diagnose it again:"
     if report.was_stopped:
         return "The script was stopped before its end. Diagnose it again over more steps:"
     found = report.lead
@@ -244,13 +253,25 @@ def missing(report: DiagnosisResult) -> str:
     return control + needed
 
 
-def _harmless(baseline: RunView) -> str:
+def other_notes(report: DiagnosisResult, said: str) -> str:
+    """The notes that the paragraph ``said`` has not shown."""
+    return " ".join(note for note in report.notes if note != said)
+
+
+def _search_note(report: DiagnosisResult) -> str:
+    """The note on the steps that a search for the loss scale has cost; "" without one."""
+    return next((note for note in report.notes if note.startswith(SEARCH_NOTE)), "")
+
+
+def _harmless(report: DiagnosisResult, baseline: RunView) -> str:
     """Things that look like faults and are none."""
     skips = len(baseline.skips)
     if not skips:
         return "No optimizer step was skipped."
     total = plural(len(baseline.steps), "optimizer step")
     if baseline.leading_skips == skips:
+        if note := _search_note(report):
+            return note
         return (
             f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
             "That is how it works, and no fault."

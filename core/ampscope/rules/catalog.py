@@ -123,7 +123,10 @@ _PADDLE = {
     "rewrite_op": "loss = losses.mean()  # a mean, not a sum\n",
 }
 _PADDLE["fp32_optimizer_state"] = _PADDLE["fp32_params"]
-_ARGUMENT = {"keras": ", initial_scale={}", "paddle": "init_loss_scaling={}"}
+# The scaler's argument for the value that it starts with.
+INITIAL_SCALE = {
+    "torch": "init_scale", "keras": "initial_scale", "paddle": "init_loss_scaling"
+}  # fmt: skip
 _CODE = {"keras": _KERAS, "paddle": _PADDLE}
 
 
@@ -148,7 +151,10 @@ def _initial_scale(framework: str, tried: Part) -> str:
     """The argument that sets the scale that was tried; "" for the framework's default."""
     number = re.match(r"[0-9.e+]+", tried.value)
     is_scale = tried.name in ("scale", "init_scale")
-    return _ARGUMENT[framework].format(number[0]) if is_scale and number else ""
+    if not (is_scale and number):
+        return ""
+    comma = ", " if framework == "keras" else ""  # the optimizer stands before it
+    return f"{comma}{INITIAL_SCALE[framework]}={number[0]}"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def part(reader: Reader, info: RunInfo, points: int) -> doc.Part:
 def _verdict(report: DiagnosisResult, baseline: RunView) -> tuple[doc.Block, ...]:
     headline = words.headline(report)
     blocks: list[doc.Block] = [doc.Paragraph(headline)] if headline else []
-    blocks.append(doc.Paragraph(words.paragraph(report, baseline)))
+    paragraph = words.paragraph(report, baseline)
+    blocks.append(doc.Paragraph(paragraph))
     problem = words.could_not_run(report, baseline)
     findings = report.diagnosis.findings
     if findings and not problem and findings[0].verdict.code:
@@ -69,8 +70,8 @@ def _verdict(report: DiagnosisResult, baseline: RunView) -> tuple[doc.Block, ...
     if trace or outcome.error_text:
         text = trace or f"{outcome.error_type}: {outcome.error_text}"
         blocks.append(doc.Fold("The script's own error", (doc.Code(text),)))
-    if report.notes:
-        blocks.append(doc.Paragraph(" ".join(report.notes)))
+    if notes := words.other_notes(report, paragraph):
+        blocks.append(doc.Paragraph(notes))
     return tuple(blocks)
 
 
