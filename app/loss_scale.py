@@ -35,7 +35,7 @@ from app.text import cut, percent, plural, power_of_two
 
 TABLE_PX = 380
 WHY = (
-    "calibration: the next step was taken at a smaller scale, and none near it at this one, which "
+    "calibration: no step had been taken yet, and the next one was taken at a smaller scale, which "
     "is how GradScaler finds its scale. growth probing: the same, right after the scale had grown. "
     "spike: steps near it were taken at this scale, and this step's gradients are too large for it "
     "in fp32 too. born as NaN: no gradient holds Inf, so nothing overflowed. fault: the loss or "
@@ -289,12 +289,16 @@ class BadSteps:
 
 def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
     """In order of steps."""
+    # Of the whole run, whichever part is shown: a search is one by what came before it.
+    whole = {s.step: s for s in (*store.steps(run), *found.steps)}
+    steps = [whole[number] for number in sorted(whole)]
     if found.totals.steps <= store.POINTS:
-        every = bad_steps(found.steps, _all_firsts(run), optimizers(run), _evidence(run, 0))
-        return BadSteps(every, len(every))
+        every = bad_steps(steps, _all_firsts(run), optimizers(run), _evidence(run, 0))
+        shown = [b for b in every if found.span[0] <= b.step <= found.span[1]]
+        return BadSteps(shown, len(shown))
     bad = [step for step in found.steps if is_bad(step)]
     known = _evidence(run, bad[-MOST:][0].step if bad else 0)
-    causes = skip_causes(found.steps, optimizers(run), known)
+    causes = skip_causes(steps, optimizers(run), known)
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
     rows = [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))

@@ -72,6 +72,10 @@ def steps(*pairs: tuple[float, bool, float]) -> list[StepRecord]:
             [(4.0, False, 1.0), (8.0, True, 1.0), (4.0, True, 1.0), (2.0, False, 1.0)],
             ["growth probing", "unclear"],
         ),
+        (  # a new scaler's start is far above the scale that held: it comes down to that
+            [(2.0, False, 1.0), (16.0, True, 1.0), (8.0, True, 1.0), (2.0, False, 1.0)],
+            ["growth probing", "growth probing"],
+        ),
     ],
 )
 def test_causes(made: list[tuple[float, bool, float]], expected: list[str]) -> None:
@@ -137,6 +141,15 @@ def test_a_nan_that_no_scale_mends_is_no_calibration() -> None:
     """As torch's scaler goes on when every 7th batch has a NaN: each skip halves the scale."""
     made = [(2.0 ** (10 - n // 7), n % 7 == 6, 1.0) for n in range(40)]
     assert list(skip_causes(steps(*made)).values()) == ["unclear"] * 5
+
+
+def test_a_long_descent_in_the_middle_of_a_training_is_no_calibration() -> None:
+    """40 steps are taken at 2^31; then gradients overflow until the scale is 2^7, 24 steps on."""
+    scales = [31] * 40 + list(range(31, 7, -1)) + [7] * 30
+    made = [(2.0**e, 40 <= n < 64, 1.0) for n, e in enumerate(scales)]
+    assert set(skip_causes(steps(*made)).values()) == {SkipCause.UNCLEAR}
+    # The same descent at the start is the search.
+    assert set(skip_causes(steps(*made[40:])).values()) == {SkipCause.CALIBRATION}
 
 
 def test_optimizers_that_share_a_scaler_are_told_apart() -> None:

@@ -18,6 +18,7 @@ from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, 
 from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from app import store as app_store
 from app.loss_scale import least_room
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
@@ -369,6 +370,22 @@ def test_a_skip_without_a_proved_cause_says_where_and_what_to_record(
         "NaN or Inf first in block.bias; why takes an fp32 shadow of this step"
     ]
     assert "unclear" not in texts(app)
+
+
+@pytest.mark.parametrize("points", [2000, 30])
+def test_a_shown_part_that_begins_with_an_overflow_is_no_calibration(
+    store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch, points: int
+) -> None:
+    """Steps 0 and 1 are the search; the overflow at step 50 came at a scale that had held. A run of
+    more than ``points`` steps is not read whole."""
+    monkeypatch.setattr(app_store, "POINTS", points)
+    steps = trajectory([16, 15] + [14] * 49 + [13] * 29, {0, 1, 50})
+    run_id = written(store_path, steps)
+    (whole,) = (d.value for d in open_page("loss_scale", run=run_id).dataframe)
+    why = dict(zip(whole["Step"], whole["Why"], strict=True))
+    assert why == {0: "calibration", 1: "calibration", 50: "why takes an fp32 shadow of this step"}
+    (part,) = (d.value for d in open_page("loss_scale", run=run_id, first=50, last=70).dataframe)
+    assert dict(zip(part["Step"], part["Why"], strict=True)) == {50: why[50]}
 
 
 def test_the_sentence_on_scales_says_that_it_excludes_the_loss(

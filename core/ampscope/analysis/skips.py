@@ -25,10 +25,11 @@ from ampscope.records import StepRecord
 
 # Why each skipped step was skipped: the search for a scale, a spike of the gradients, a fault.
 #
-#     calibration     the same optimizer's next step is taken at a smaller scale, and none near it
-#                     was taken at this scale or a larger one: how GradScaler finds its scale
-#     growth probing  calibration right after the scale had grown: the larger scale was tried and
-#                     refused
+#     calibration     no step of the same optimizer was taken yet, its next one is at a smaller
+#                     scale, and none near it at this scale or a larger one: how GradScaler finds
+#                     its scale
+#     growth probing  the same right after the scale had grown, while it comes down to where it was:
+#                     the larger scale was tried and refused
 #     spike           steps near it were taken at this scale, and this step's own gradients were
 #                     too large for it in fp32 as well (a shadow was run at the skip); or, without
 #                     a shadow: the loss had doubled, the first bad gradient holds Inf and no NaN,
@@ -92,19 +93,38 @@ def _causes(
 ) -> Iterator[tuple[int, SkipCause]]:
     """Of the skipped steps of one optimizer, last first."""
     next_scale: float | None = None  # of the next step that was taken
+    searches = _searches(series)
     for place in reversed(range(len(series))):
         step = series[place]
         if step.skipped:
             before = series[max(place - NEAR, 0) : place]
             after = series[place + 1 : place + NEAR + 1]
             known = evidence.get(step.step, SkipEvidence())
-            yield step.step, _cause(step, next_scale, before, after, known)
+            search = searches.get(step.step)
+            yield step.step, _cause(step, search, next_scale, before, after, known)
         else:
             next_scale = step.scale
 
 
+def _searches(series: Sequence[StepRecord]) -> dict[int, SkipCause]:
+    """Of each skip with which a search can come down: from the first scale of all, or from one to
+    which the scale has just grown to the one before. A descent that an overflow began at a scale at
+    which steps were taken is no search, however long it is."""
+    found: dict[int, SkipCause] = {}
+    taken: StepRecord | None = None  # the last one
+    for step in series:
+        if not step.skipped:
+            taken = step
+        elif taken is None:
+            found[step.step] = SkipCause.CALIBRATION
+        elif (taken.scale or 0.0) < (step.scale or 0.0):
+            found[step.step] = SkipCause.GROWTH
+    return found
+
+
 def _cause(
     step: StepRecord,
+    search: SkipCause | None,
     next_scale: float | None,
     before: Sequence[StepRecord],
     after: Sequence[StepRecord],
@@ -121,10 +141,8 @@ def _cause(
     if step.scale <= UNSCALED:
         return SkipCause.BORN_NAN if born_nan else SkipCause.FAULT
     taken = [s.scale for s in (*before, *after) if not s.skipped and s.scale is not None]
-    if next_scale is not None and max((*taken, next_scale)) < step.scale:
-        last = before[-1] if before else None
-        grew = last is not None and not last.skipped and (last.scale or 0.0) < step.scale
-        return SkipCause.GROWTH if grew else SkipCause.CALIBRATION
+    if search is not None and next_scale is not None and max((*taken, next_scale)) < step.scale:
+        return search
     if born_nan:
         return SkipCause.BORN_NAN
     if largest is not None and largest * step.scale > FP16.max:
