@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from ampscope.analysis.distribution import (
 )
 from ampscope.analysis.distribution import merged as merged_rows
 from ampscope.analysis.ranks import merged
+from ampscope.analysis.skips import SkipCause, skip_causes
+from ampscope.analysis.training import is_bad
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.numerics.histogram import (
     EXPONENTS,
@@ -40,7 +44,7 @@ from ampscope.numerics.histogram import (
     Raw,
     add_rows,
 )
-from ampscope.records import Frame, Role, RunInfo, ShadowRecord
+from ampscope.records import Frame, Role, RunInfo, ShadowRecord, StepRecord
 from ampscope.report.contents.shared import format_of
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
@@ -48,6 +52,7 @@ from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
 from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
+from app.loss_scale import optimizers, skip_evidence
 from app.runs import run_page
 from app.runs.module_names import names_by_index, pick_module, short_names
 from app.text import count, cut, percent, plural, power, power_of_two, share
@@ -120,11 +125,12 @@ def is_playing() -> bool:
     return bool(st.session_state.get(_PLAYING))
 
 
-def pick_span(spans: Sequence[Span]) -> Span:
-    """First and last step of the frame to look at. An address may name any step that it covers."""
+def pick_span(spans: Sequence[Span], bad: BadStep | None) -> Span:
+    """First and last step of the frame to look at: the one with the first ``bad`` step, else the
+    newest. An address may name any step that a frame covers."""
     lasts = dict(spans)
     asked = links.wanted_number("step")
-    default = spans[-1][0]
+    default = spans[-1][0] if bad is None else bad.span[0]
     if asked is not None:
         default, last = nearest(spans, asked)
         if asked not in lasts and default <= asked <= last:
@@ -136,7 +142,7 @@ def pick_span(spans: Sequence[Span]) -> Span:
 def _pick_step(steps: Sequence[int], lasts: dict[int, int], default: int) -> int:
     """Slider over the recorded steps with a play button; moves on by itself while playing."""
     if is_playing():
-        _move_on(steps)
+        _move_on(steps, default)
     left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
     step = links.slide(
         "Step",
@@ -213,13 +219,13 @@ def _toggle(steps: Sequence[int], step: int) -> None:
     st.rerun(scope="app")  # the fragment's own pace is set outside of it
 
 
-def _move_on(steps: Sequence[int]) -> None:
+def _move_on(steps: Sequence[int], default: int) -> None:
     """One step further when it is time; stop at the last."""
     now = time.monotonic()
     if now - st.session_state.get(_MOVED_AT, now) < PLAY_EVERY_S / 2:
         return  # the user moved another slider in between
     st.session_state[_MOVED_AT] = now
-    current = links.chosen("step", steps, steps[-1])
+    current = links.chosen("step", steps, default)
     at = steps.index(current)
     if at + 1 < len(steps):
         st.query_params["step"] = str(steps[at + 1])
@@ -312,6 +318,44 @@ def _span(frame: Frame) -> Span:
     return frame.step, frame.step if frame.last_step is None else frame.last_step
 
 
+@dataclass(frozen=True, slots=True)
+class BadStep:
+    """The first bad step that a frame covers."""
+
+    span: Span
+    why: str
+
+
+def first_bad(ranks: Ranks, spans: Sequence[Span]) -> BadStep | None:
+    """The first step of any rank that was not finite or was skipped, and whose histograms were
+    recorded. A skip with which GradScaler finds its scale is none: healthy runs have it."""
+    bad = [found for run in ranks for found in _bad_steps(run)]
+    starts = [first for first, _ in spans]
+    for step, why in sorted(bad):
+        place = bisect_right(starts, step) - 1
+        if place >= 0 and step <= spans[place][1]:
+            return BadStep(spans[place], why)
+    return None
+
+
+def _bad_steps(run: RunInfo) -> list[tuple[int, str]]:
+    """Step, and why it is bad, in order."""
+    steps = store.steps(run)
+    if not any(map(is_bad, steps)):
+        return []
+    causes = skip_causes(steps, optimizers(run), skip_evidence(run, 0))
+    searches = (SkipCause.CALIBRATION, SkipCause.GROWTH)
+    return [
+        (s.step, _why_bad(s)) for s in steps if is_bad(s) and causes.get(s.step) not in searches
+    ]
+
+
+def _why_bad(step: StepRecord) -> str:
+    if step.loss is not None and not math.isfinite(step.loss):
+        return "the loss is not finite"
+    return "it was skipped" if step.skipped else "gradients are not finite"
+
+
 def nearest(spans_: Sequence[Span], step: int) -> Span:
     """The span that covers a step, else the one that lies nearest to it."""
     return min(spans_, key=lambda s: max(s[0] - step, step - s[1], 0))
@@ -348,10 +392,15 @@ class View:
     shift: int
     last_step: int | None = None
     recorded_steps: int | None = 1  # in the frame; None where that cannot be told
+    why_bad: str = ""  # of the first bad step with histograms, which these are
 
     @property
     def when(self) -> str:
-        """Which steps are shown."""
+        """Which steps are shown, and that these hold the first bad one."""
+        return self._steps + (f", the first bad one recorded ({self.why_bad})" * bool(self.why_bad))
+
+    @property
+    def _steps(self) -> str:
         if self.last_step is None or self.last_step == self.step:
             return f"Step {self.step}"
         many = f"{self.recorded_steps:,} recorded steps" if self.recorded_steps else "several steps"
@@ -402,7 +451,9 @@ MODEL_ORDER, WORST_FIRST = "model order", "worst first"
 
 def choose_view(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
     """Step and loss scale, and the histograms they lead to."""
-    span = pick_span(frame_spans(ranks, role))
+    spans = frame_spans(ranks, role)
+    bad = first_bad(ranks, spans)
+    span = pick_span(spans, bad)
     found = summed_frame(ranks, role, span)
     if found is None:
         raise LookupError(f"step {span[0]} of {role} was listed and is gone")
@@ -410,7 +461,9 @@ def choose_view(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
     exponent = scale_exponent(frame.scale) if role.is_gradient else None
     wanted = None if exponent is None else pick_scale(exponent)
     shift = (shift_between(frame.scale, wanted) if wanted is not None else None) or 0
-    view = View(role, span[0], fmt.name, frame.scale, wanted, shift, span[1], found.recorded_steps)
+    why = bad.why if bad is not None and bad.span == span else ""
+    counted = found.recorded_steps
+    view = View(role, span[0], fmt.name, frame.scale, wanted, shift, span[1], counted, why)
     names = names_by_index(store.modules(ranks[0]))
     counts = zone_counts(frame, fmt, shift)
     return Look(view, frame, found.frame, fmt, counts, names, found.ranks, found.left_out)

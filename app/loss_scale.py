@@ -293,11 +293,11 @@ def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
     whole = {s.step: s for s in (*store.steps(run), *found.steps)}
     steps = [whole[number] for number in sorted(whole)]
     if found.totals.steps <= store.POINTS:
-        every = bad_steps(steps, _all_firsts(run), optimizers(run), _evidence(run, 0))
+        every = bad_steps(steps, _all_firsts(run), optimizers(run), skip_evidence(run, 0))
         shown = [b for b in every if found.span[0] <= b.step <= found.span[1]]
         return BadSteps(shown, len(shown))
     bad = [step for step in found.steps if is_bad(step)]
-    known = _evidence(run, bad[-MOST:][0].step if bad else 0)
+    known = skip_evidence(run, bad[-MOST:][0].step if bad else 0)
     causes = skip_causes(steps, optimizers(run), known)
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
     rows = [
@@ -320,7 +320,8 @@ def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
 
 
 @store.of_run
-def _evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
+def skip_evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
+    """What is known of the bad gradients of the steps from ``first_step`` on."""
     found = bad_gradients(reader, run_id, first_step)
     return {step: SkipEvidence(*counts) for step, counts in found.items()}
 

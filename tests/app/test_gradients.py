@@ -116,6 +116,55 @@ def test_counts_are_those_of_the_histograms(
     assert list(table["Elements"]) == [z.total for z in expected]
 
 
+def course(store: Path, scales: list[int], skipped: set[int], nan_loss: int = -1) -> str:
+    """A run of which every second step has histograms; ``scales`` are powers of two."""
+    writer = RunWriter.create(store, stores.SPEC)
+    writer.start(stores.MACHINE)
+    writer.add_modules([ModuleRecord(0, "", "Net"), ModuleRecord(1, "fc", "Linear", "fp32", 1)])
+    for step, exponent in enumerate(scales):
+        loss = np.nan if step == nan_loss else 1.0
+        writer.add_step(StepRecord(step, loss, 2.0**exponent, skipped=step in skipped))
+        if step % 2 == 0:
+            rows = np.stack(FRAME)
+            frame = Frame(step, Role.GRAD_OUTPUT, (0, 1), ("fp16",) * 2, rows, 2.0**exponent)
+            writer.add_frame(frame)
+    writer.finish(State.FINISHED)
+    writer.close()
+    return writer.run_id
+
+
+SEARCHED = [6, 5, 4, 4, 4, 4, 5, 4, 4, 4]  # 0 and 1 find the scale, 6 tries a grown one
+
+
+@pytest.mark.parametrize(
+    ("skipped", "nan_loss", "opens_on", "said"),
+    [
+        ({0, 1, 6}, -1, 8, "Step 8, output gradients"),  # healthy: the newest
+        ({0, 1, 4, 6}, -1, 4, "Step 4, the first bad one recorded (it was skipped), output grad"),
+        ({0, 1, 6}, 2, 2, "Step 2, the first bad one recorded (the loss is not finite), output"),
+        # Of step 3 there are no histograms, of step 8 there are.
+        ({0, 1, 3, 6, 8}, -1, 8, "Step 8, the first bad one recorded (it was skipped), output"),
+        ({0, 1, 3, 6}, -1, 8, "Step 8, output gradients"),
+    ],
+)
+def test_it_opens_on_the_first_bad_step(
+    store_path: Path, open_page: Open, skipped: set[int], nan_loss: int, opens_on: int, said: str
+) -> None:
+    app = open_page("gradients", run=course(store_path, SEARCHED, skipped, nan_loss))
+    assert not app.exception
+    assert app.select_slider(key="widget:step").value == opens_on
+    assert said in texts(app)
+
+
+def test_an_address_with_a_step_keeps_it(store_path: Path, open_page: Open) -> None:
+    run = course(store_path, SEARCHED, {0, 1, 4, 6})
+    app = open_page("gradients", run=run, step=2)
+    assert app.select_slider(key="widget:step").value == 2
+    assert "Step 2, output gradients" in texts(app)
+    app.select_slider(key="widget:step").set_value(4).run()
+    assert "Step 4, the first bad one recorded" in texts(app)
+
+
 def test_the_slider_follows_the_run_until_it_is_moved(store_path: Path, open_page: Open) -> None:
     run = written(store_path, [(0, FRAME, 16.0), (1, FRAME, 8.0), (2, FRAME, 4.0)])
     app = open_page("gradients", run=run, step=1)
@@ -205,7 +254,8 @@ def test_a_deep_link_brings_the_view_back(store_path: Path, open_page: Open) -> 
     query = {"step": "4", "module": "h.1.mlp.down", "role": "weight_grad", "scale": "20"}
     app = open_page("gradients", run=run, **query, format="bf16", order="worst first")
     words = texts(app)
-    assert "Step 4, weight gradients as if the loss scale were 2^20 (recorded at 2^16)" in words
+    assert "Step 4, the first bad one recorded (the loss is not finite), weight grad" in words
+    assert "weight gradients as if the loss scale were 2^20 (recorded at 2^16)" in words
     assert app.selectbox(key="widget:module").value == "h.1.mlp.down"
     assert "in bf16" in words
     for name, value in query.items():
@@ -231,7 +281,8 @@ def test_an_address_that_asks_for_nonsense(
 ) -> None:
     app = open_page("gradients", run=stores.finished(store_path), **query)
     assert not app.exception
-    assert metrics(app)["Not finite"] == "0"
+    # Step 4 is the first bad one; the recorded step nearest to 99 is the last.
+    assert app.select_slider(key="widget:step").value == (11 if "step" in query else 4)
 
 
 def test_search_and_order(store_path: Path, open_page: Open) -> None:
