@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.records import RunSpec
+from ampscope.store.reader import Reader
 from tests.helpers.diagnosis_contract import EXIT_STATUS, checked
 from tests.helpers.script_runner import write_script
 
@@ -289,9 +290,18 @@ def test_a_script_that_needs_cuda_is_rehearsed(tmp_path: Path) -> None:
         "activation_overflow",
         "1",
     )
-    assert "CUDA device rehearsed on the CPU" in done.stderr
+    assert (
+        "the script again, on a simulated CUDA device (a100): it asks for CUDA, and this machine "
+        "has none"
+    ) in done.stderr
+    assert "Traceback" not in done.stderr
+    with Reader(tmp_path / "r.db") as reader:  # it is kept with the run
+        first = next(r for r in reversed(reader.runs()) if r.spec.control == "as_is")
+    assert first.spec.policy == "auto"
+    assert "assert torch.cuda.is_bf16_supported()" in first.traceback
     native = ampscope("diagnose", *given, "--policy", "native", script)
     assert native.returncode == 2
+    assert "Traceback" in native.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding, diagnose
+from ampscope.launcher.children import HeldTraceback
 from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
@@ -227,3 +228,48 @@ def test_a_run_of_a_search_has_the_time_that_is_left(monkeypatch: pytest.MonkeyP
     made = len(runs.made)
     assert plan.control_until(10.0, "fp32_modules:c") is None  # 14 s: no time is left
     assert len(runs.made) == made
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File ...\nAssertionError: no CUDA\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("before", ["", "step 1\nTrace\n", "50 %\rTr\n", "[rank0]: \n"])
+def test_a_traceback_is_held_back_until_it_is_released(before: str, size: int) -> None:
+    shown: list[str] = []
+    held = HeldTraceback(shown.append)
+    text = before + TRACEBACK
+    for place in range(0, len(text), size):
+        held(text[place : place + size])
+    assert "".join(shown) == before
+    held.release()
+    held("after")
+    assert "".join(shown) == text + "after"
+
+
+def test_a_dropped_traceback_is_never_shown() -> None:
+    shown: list[str] = []
+    held = HeldTraceback(shown.append)
+    held("begun\n" + TRACEBACK)
+    held.drop()
+    held.release()
+    assert shown == ["begun\n"]
+
+
+def test_a_script_that_goes_on_after_a_traceback_is_shown_again() -> None:
+    shown: list[str] = []
+    held = HeldTraceback(shown.append)
+    held(TRACEBACK)
+    for step in range(10_000):
+        held(f"step {step}\n")
+    assert "".join(shown).startswith(TRACEBACK)
+    assert shown[-1] == "step 9999\n"
+
+
+def test_a_line_that_may_become_a_traceback_is_shown_once_it_does_not() -> None:
+    shown: list[str] = []
+    held = HeldTraceback(shown.append)
+    held("Trace")
+    assert shown == []
+    held("d the graph")
+    assert "".join(shown) == "Traced the graph"

@@ -231,6 +231,43 @@ def as_text(show: Callable[[str], None]) -> Callable[[bytes], None]:
     return write
 
 
+class HeldTraceback:
+    """Hands text on to ``show`` as it comes, and holds it back from the first traceback on until
+    :meth:`release` or :meth:`drop`; a script that goes on printing after one is not held for
+    long."""
+
+    _BEGINS = "Traceback (most recent call last):"
+    _MOST = 2**16  # characters
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._held = ""
+        self._is_open = False
+
+    def __call__(self, text: str) -> None:
+        self._held += text
+        at = self._held.find(self._BEGINS)
+        line = self._held.rfind("\n", 0, at if at >= 0 else None) + 1
+        is_cut = at < 0 and line < len(self._held) and self._BEGINS.startswith(self._held[line:])
+        self._hand_on(line if at >= 0 or is_cut else len(self._held))
+        if self._is_open or len(self._held) > self._MOST:
+            self.release()
+
+    def release(self) -> None:
+        """Show what is held back, and hold back no more."""
+        self._is_open = True
+        self._hand_on(len(self._held))
+
+    def drop(self) -> None:
+        """Forget what is held back."""
+        self._held = ""
+
+    def _hand_on(self, length: int) -> None:
+        if length:
+            self._show(self._held[:length])
+        self._held = self._held[length:]
+
+
 def tail(path: Path, size: int) -> str:
     """The last ``size`` bytes of ``path``; "" when there is none."""
     if not path.exists():

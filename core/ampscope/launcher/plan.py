@@ -44,6 +44,7 @@ from ampscope.diagnosis.cure import by_trials, is_cured, is_open, judged, wants_
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
+from ampscope.launcher.children import HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.records import JUDGED_RANK, RunSpec
@@ -338,11 +339,22 @@ def run_diagnosis(
     ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        plan = _begun(stack, spec, store, say, show, on)
-        if spec.policy == AUTO and wants_cuda(plan.views["as_is"], plan.done["as_is"].output):
-            say("again, with a CUDA device rehearsed on the CPU: the script needs one")
-            stack.close()
-            plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on)
+        # The traceback of a first run without a device would look like the end of the diagnosis.
+        held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
+        try:
+            plan = _begun(stack, spec, store, say, held or show, on)
+            if spec.policy == AUTO and wants_cuda(plan.views["as_is"], plan.done["as_is"].output):
+                say(
+                    f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
+                    "CUDA, and this machine has none"
+                )
+                if held is not None:
+                    held.drop()
+                stack.close()
+                plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on)
+        finally:
+            if held is not None:
+                held.release()
         diagnosis = judged(plan.evidence)
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
