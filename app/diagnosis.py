@@ -523,7 +523,9 @@ def _ended_again(case: Case, report: DiagnosisResult, word: str) -> None:
     seen = {
         True: "the symptom was gone again",
         False: "the symptom or its cause is still there",
-        None: "the cause is found no more; its effect is not measurable",
+        None: "too few to tell whether the cause is gone for good"
+        if trial.is_too_short
+        else "the cause is found no more; its effect is not measurable",
     }[trial.cured]
     boxes[trial.cured](escape(f"{when}: {plural(last.steps_done, 'step')}, and {seen}."))
 

@@ -10,6 +10,7 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnosis.cure import by_trials, follows, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.observations import Call
@@ -77,6 +78,56 @@ def test_a_search_for_the_scale_in_a_short_run_is_no_failed_fix(count: int) -> N
     before = evidence(run(but(steps([NAN] * count, **OVERFLOWED), ())), fp32_run(steps(losses)))
     found = is_cured(ANY, before, fixed, None)
     assert found is (True if count >= 30 else None)
+
+
+def searched(count: int, after: list[float]) -> RunView:
+    """Eleven steps are skipped, at the loss of the start; ``after`` are the losses that follow."""
+    losses = [*([1.5] * 11), *after, *([after[-1]] * 30)][:count]
+    made = but(steps(losses), range(11), **OVERFLOWED)
+    return run([replace(a, scale=2.0 ** max(16 - i, 5)) for i, a in enumerate(made)])
+
+
+@pytest.mark.parametrize(
+    ("count", "after", "cured"),
+    [
+        (12, FALLING, None),  # one step was taken
+        (11, FALLING, None),  # none
+        (15, FALLING, None),
+        (30, FALLING, True),
+        (30, FLAT, False),  # it does not learn
+    ],
+)
+def test_steps_that_a_search_has_cost_are_not_held_against_a_fix(
+    count: int, after: list[float], cured: bool | None
+) -> None:
+    """With 12 steps the fixed run's loss stands where it began, and fp32's has fallen."""
+    before = run(but(steps([NAN] * count, **OVERFLOWED), ()))
+    seen = evidence(before, fp32_run(steps(FALLING[:count])))
+    fixed = searched(count, after)
+    if count == 12:
+        assert Symptom.BEHIND in symptoms(fixed, seen.fp32) & seen.symptoms
+    assert is_cured(ANY, seen, fixed, None) is cured
+
+
+def test_too_few_steps_are_said_with_the_option_that_gives_more(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    head = script_stores.overflow(path)
+    with Reader(path) as reader:
+        from ampscope.diagnosis.load import load_diagnosis
+
+        report = load_diagnosis(reader, head)
+    short = tuple(replace(t, cured=None, compared=3) for t in report.trials)
+    assert fix_words.outcome(short[0]) == (
+        "inconclusive: the cause is found no more, but 3 taken steps are too few to tell"
+    )
+    for cut_short, option in (("steps", "--steps 48"), ("time", "--time-limit"), ("", "--steps")):
+        unsure = replace(report, trials=short, cut_short=cut_short)
+        said = fix_words.seen(unsure)
+        assert said.startswith("Inconclusive: too few steps to tell.")
+        assert option in said
+        fix = document(unsure)["findings"][0]["fix"]
+        assert (fix["verified"], fix["verification"]) == (None, said)
+        assert fix_words.state(unsure) == "inconclusive"
 
 
 def test_a_control_that_does_not_train_proves_nothing() -> None:

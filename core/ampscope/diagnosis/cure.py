@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from itertools import pairwise
 
 from ampscope.analysis.compiled_runs import (
     EAGER_RANDOM,
@@ -68,7 +69,7 @@ def is_cured(
     if finding.cause == "shared_scaler_interference":
         return _victims_learn(evidence.baseline, fixed)
     left = symptoms(fixed, evidence.fp32) & evidence.symptoms
-    if left - ({Symptom.SKIPS} if _only_searches(fixed) else frozenset()):
+    if left - _of_its_search(fixed):
         return False
     if not _is_removed(finding, evidence, fixed):
         return False
@@ -187,6 +188,17 @@ def _course(losses: list[float]) -> tuple[float, float, float]:
     last = losses[-max(1, len(losses) // 5) :]
     scatter = statistics.stdev(last) if len(last) > 1 and all(map(math.isfinite, last)) else 0.0
     return statistics.fmean(losses[:3]), statistics.fmean(last), scatter
+
+
+def _of_its_search(fixed: RunView) -> frozenset[Symptom]:
+    """Symptoms that a search for the scale at the start explains. The steps that it has cost are
+    behind fp32's where every skip lowered the scale: :func:`follows` compares the loss without
+    them."""
+    if not _only_searches(fixed):
+        return frozenset()
+    search = fixed.steps[: fixed.leading_skips + 1]
+    falls = len(search) > 1 and all(b.scale < a.scale for a, b in pairwise(search))
+    return frozenset({Symptom.SKIPS, Symptom.BEHIND} if falls else {Symptom.SKIPS})
 
 
 def _only_searches(run: RunView) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ampscope.analysis.compiled_runs import arms
 from ampscope.analysis.control_losses import difference, draws_otherwise
 from ampscope.analysis.evidence import Lead, lead
-from ampscope.analysis.precision_use import PrecisionUse, precision_use
+from ampscope.analysis.precision_use import MIN_COMPARED, PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import hand_scale_facts, scale_facts, static_scale
 from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms_of_control
@@ -301,6 +301,13 @@ class Trial:
     price: float | None
     memory: float | None = None
     steps: int = 0  # optimizer steps of the run with the fix
+    compared: int | None = None  # of these, after a search for the loss scale; None of older ones
+
+    @property
+    def is_too_short(self) -> bool:
+        """The pattern is removed, and too few steps were made to see an effect."""
+        short = self.compared is not None and self.compared < MIN_COMPARED
+        return self.cured is None and short
 
 
 def trial_of(
@@ -310,7 +317,9 @@ def trial_of(
     peaks = fixed.outcome.peak_bytes, before.outcome.peak_bytes
     memory = peaks[0] / peaks[1] if all(peaks) and not Control(control).is_compiled else None
     steps = len(fixed.steps)
-    return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory, steps)
+    compared = steps - fixed.leading_skips
+    kind, cost = kind_of(control, fix), price(fixed, before)
+    return Trial(control, kind, cured, cost, memory, steps, compared)
 
 
 def under_policy(trial: Trial, policy: str) -> Trial:

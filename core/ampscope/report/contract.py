@@ -80,7 +80,8 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
         "text": fix_words.sentence(finding, shown),
         "patch": fix_words.patch(finding, shown),
         # true: a symptom went away and the loss follows the control. false: no fix that was run
-        # did that. null: none was run, or the pattern is gone and an effect is not measurable.
+        # did that. null: none was run, or the pattern is gone and an effect is not measurable, or
+        # too few steps were run to tell.
         "verified": fix_words.verified(report) if first else None,
         "verification": fix_words.seen(report) if trials else "",
         "cost": cost,

@@ -45,6 +45,8 @@ def verified(report: DiagnosisResult) -> bool | None:
 
 def outcome(trial: Trial) -> str:
     """What one trial showed, in few words."""
+    if trial.is_too_short:
+        return f"inconclusive: the cause is found no more, but {_compared(trial)} to tell"
     if trial.cured is None:
         return f"pattern removed; effect not measurable in {plural(trial.steps, 'step')}"
     return "cured" if trial.cured else "not cured"
@@ -54,6 +56,8 @@ def state(report: DiagnosisResult) -> str:
     """A key figure's word for the fixes."""
     if not report.trials:
         return "not tried"
+    if (trial := chosen(report)) is not None and trial.is_too_short:
+        return "inconclusive"
     return {True: "verified", False: "none worked", None: "not measurable"}[verified(report)]
 
 
@@ -112,6 +116,13 @@ def seen(report: DiagnosisResult) -> str:
         run = f"the script was run {Control(cured.control).words}"
         return f"Verified: {run}, and the symptom was gone{price}."
     removed = chosen(report)
+    if removed is not None and removed.is_too_short:
+        return (
+            f"Inconclusive: too few steps to tell. The script was run "
+            f"{Control(removed.control).words}, and the cause is found no more; in "
+            f"{plural(removed.steps, 'step')}, {_compared(removed)} to compare the loss with "
+            f"fp32's. {_more(report)}"
+        )
     if removed is not None:
         return (
             f"Pattern removed: the script was run {Control(removed.control).words}, and the cause "
@@ -119,6 +130,21 @@ def seen(report: DiagnosisResult) -> str:
         )
     tried = "; ".join(Control(t.control).words for t in report.trials)
     return f"No fix removed the symptom. Tried: {tried}."
+
+
+def _compared(trial: Trial) -> str:
+    """ "1 taken step is too few" """
+    count = trial.compared or 0
+    return f"{plural(count, 'taken step')} {'is' if count == 1 else 'are'} too few"
+
+
+def _more(report: DiagnosisResult) -> str:
+    """How to get more steps: by the option whose limit ended the script, else by the script."""
+    if report.cut_short == "time":
+        return "More time for each run: --time-limit."
+    if report.cut_short:
+        return f"More steps: --steps {max(4 * report.judged_steps, 40)}."
+    return "The script ends by itself: let it make more steps; --steps sets how many are run."
 
 
 def change(before: DiagnosisResult, after: DiagnosisResult) -> str:

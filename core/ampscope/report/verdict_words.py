@@ -106,7 +106,8 @@ def key_figures(report: DiagnosisResult) -> list[Figure]:
 _FIX_STATES = {
     "verified": "A run with the fix did not show the symptom, and its loss follows fp32's",
     "none worked": "Each run with a fix still showed the symptom, or the cause",
-    "not measurable": "The pattern is removed; the script showed no symptom, or too few steps",
+    "not measurable": "The pattern is removed; the script showed no symptom to compare",
+    "inconclusive": "The pattern is removed; too few steps were run to tell whether the loss falls",
     "not tried": "No run with a fix has been made",
 }
 
