@@ -20,6 +20,7 @@ from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import exponent_range
 from ampscope.records import MemorySplit, StepTimes
 from ampscope.report.palette import DTYPES, MEASURE, OUTLINE, dtype_color
+from app.figures import ABOVE
 from app.figures.exponents import TOP_PX, exponent_axis
 from app.figures.hardware import error_bars
 from app.text import for_plotly, power
@@ -135,7 +136,7 @@ def _laid_out(figure: go.Figure, rows: int, title: str) -> go.Figure:
         barmode="stack",
         height=ROW_PX * rows + EDGE_PX,
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": title, "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "type": "category"},
     )
@@ -171,7 +172,7 @@ def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
     figure.update_layout(
         height=360,
         margin={"t": 40, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": "samples per step", "type": "log", "dtick": "D2"},
         yaxis={"title": "samples per second", "type": "log", "dtick": "D2"},
     )

@@ -17,6 +17,7 @@ from ampscope.analysis.ceilings import LABELS, SERIES, WIDTHS, VendorFigures
 from ampscope.number_words import rate_words
 from ampscope.records import Rate
 from ampscope.report.palette import OUTLINE, dtype_color
+from app.figures import ABOVE
 from app.text import for_plotly
 
 HEIGHT = 420
@@ -46,7 +47,7 @@ def rates_figure(rates: Sequence[Rate], vendor: VendorFigures | None) -> go.Figu
     figure.update_layout(
         height=HEIGHT,
         margin={"t": 32, "b": 0, "l": 0, "r": 8},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        legend=ABOVE,
         uirevision="rates",  # a new size must not undo a person's zoom
     )
     figure.update_xaxes(
@@ -147,7 +148,7 @@ def alignment_figure(rates: Sequence[Rate]) -> go.Figure:
     figure.update_layout(
         height=ALIGNMENT_HEIGHT if rows > 1 else ALIGNMENT_HEIGHT // 2 + 40,
         margin={"t": 64, "b": 0, "l": 0, "r": 8},
-        legend={"orientation": "h", "y": 1.06, "yanchor": "bottom", "x": 0},
+        legend=ABOVE,
         uirevision="alignment",
     )
     return figure
@@ -261,7 +262,7 @@ def roofline(dots: Sequence[Dot], ceilings: Sequence[Ceiling], bytes_s: float | 
     figure.update_layout(
         height=HEIGHT_PX,
         margin={"t": 60, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        legend=ABOVE,
         hovermode="closest",
         xaxis={"title": {"text": "FLOP for each byte moved"}},
         yaxis={"title": {"text": f"{name} reached"}},

@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec
 import plotly.graph_objects as go
 
 from ampscope.report.palette import OUTLINE
+from app.figures import ABOVE
 
 # Figures that are built once for all browsers that ask for the same one.
 #
@@ -113,7 +114,7 @@ def lines(
     figure.update_layout(
         height=HEIGHT_PX,
         margin={"t": 40, "b": 56, "l": 10, "r": 16},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": {"text": x_title}, "type": "log" if x_log else "linear", "showgrid": False,
                **(power if x_power else {})},
         yaxis={"title": {"text": y_title}, "type": "log" if y_log else "linear",
@@ -170,7 +171,7 @@ def stacked_bars(
     )  # fmt: skip
     figure.update_layout(
         barmode="stack", height=height, margin={"t": 40, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": {"text": x_title}, **({"tickformat": ".0%"} if x_percent else {})},
         yaxis={"autorange": "reversed"},
     )  # fmt: skip

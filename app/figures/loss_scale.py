@@ -14,6 +14,7 @@ from ampscope.analysis.underflow import ModuleWindow
 from ampscope.records import StepRecord
 from ampscope.report.palette import LOST, MEASURE, NONFINITE, NORMAL, OUTLINE, OVERFLOW
 from ampscope.scalers.replay import Replay
+from app.figures import ABOVE
 from app.text import cut, for_plotly, power
 
 ROW_PX, EDGE_PX = 20, 110
@@ -61,7 +62,7 @@ def scale_windows(
     figure.update_layout(
         height=ROW_PX * len(windows) + EDGE_PX,
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": "loss scale", "tickprefix": "2<sup>", "ticksuffix": "</sup>"},
         yaxis={"tickvals": rows, "ticktext": labels, "autorange": "reversed"},
     )
@@ -94,7 +95,7 @@ def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
     figure.update_layout(
         height=320,
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": "step"},
         yaxis={
             "title": "loss scale",

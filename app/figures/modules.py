@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from ampscope.analysis.precision_use import FlopShare
 from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE, dtype_color, text_on
 from ampscope.report.verdict_words import Link
+from app.figures import ABOVE
 from app.figures.exponents import NAME_SIZE
 from app.text import for_plotly
 
@@ -138,7 +139,7 @@ def flops_by_module(
         height=ROW_PX * len(shares) + TOP + BOTTOM + 20,
         margin={"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
         showlegend=True,
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
+        legend=ABOVE,
         xaxis={"title": {"text": "million operations per step"}},
         yaxis={
             "range": [len(shares) - 0.5, -0.5],

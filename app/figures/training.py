@@ -19,6 +19,7 @@ from plotly.subplots import make_subplots
 from ampscope.analysis.training import FiniteParts, finite_parts
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
+from app.figures import ABOVE, TOOLBAR_PX
 from app.text import cut, for_plotly, power
 
 BEFORE_CLIP = "gradient norm before the clip"
@@ -101,7 +102,7 @@ PANELS = {
     "band": ("not finite", 70),
     "taken": ("histograms taken", 34),
 }
-SPACING_PX, TOP_PX, BOTTOM_PX = 46, 44, 50
+SPACING_PX, TOP_PX, BOTTOM_PX = 46, 44 + TOOLBAR_PX, 50
 LOG_FROM = 100.0  # ratio of the largest to the smallest value
 EXPLODES_FROM = 1e6  # of losses
 MOST_TICKS = 6
@@ -117,7 +118,7 @@ def panels(shown: Sequence[str]) -> go.Figure:
     """Empty panels on a shared axis of steps."""
     figure = _stacked([PANELS[name] for name in shown], SPACING_PX, TOP_PX, BOTTOM_PX)
     place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "yref": "container"}
-    figure.update_layout(legend={"orientation": "h", **place})
+    figure.update_layout(legend={**ABOVE, **place})
     return figure
 
 
@@ -137,7 +138,7 @@ def _stacked(
     figure.update_layout(
         height=plot_px + top_px + bottom_px,
         margin={"t": top_px, "b": bottom_px, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        legend=ABOVE,
         hovermode="closest",
     )
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
@@ -441,7 +442,7 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
         figure.update_yaxes(row=len(panels), col=1, range=[-0.6, len(broken) - 0.4])
     frame_axis(figure, sorted((s for _, _, steps in pair for s in steps), key=_step), len(panels))
     place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "yref": "container"}
-    figure.update_layout(legend={"orientation": "h", **place})
+    figure.update_layout(legend={**ABOVE, **place})
     return figure
 
 
@@ -482,7 +483,7 @@ def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.
         height=HEIGHT if has_scale else HEIGHT - 120,
         margin={"t": 32, "b": 0, "l": 0, "r": 8},
         hovermode="x unified",
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        legend=ABOVE,
         uirevision="progress",  # a new step must not undo a person's zoom
     )
     return figure

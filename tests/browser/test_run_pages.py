@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from ampscope.records import Role
 from ampscope.store.reader import Reader
 from app.states import KEYS
-from tests.helpers import browser, stores
+from tests.helpers import browser, script_stores, stores
 
 pytestmark = pytest.mark.browser
 
@@ -150,3 +150,28 @@ def test_a_table_offers_no_csv_of_its_own(
     page.get_by_role("button", name="Search").first.wait_for(state="visible")
     assert page.locator("button[aria-label^='Download as CSV']").count()
     assert not page.locator("button[aria-label^='Download as CSV']:visible").count()
+
+
+# Entries of the legend that a group of the tool bar's buttons lies on.
+COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+    const bars = [...plot.querySelectorAll('.modebar-group')].map(b => b.getBoundingClientRect());
+    return [...plot.querySelectorAll('.legend .legendtext')].filter(text => {
+        const a = text.getBoundingClientRect();
+        return bars.some(b =>
+            a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom);
+    }).map(text => text.textContent);
+})"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("name", ["loss_scale", "diagnosis"])
+def test_no_tool_bar_lies_on_a_legend(
+    tmp_path: Path, dashboard: Start, browser_page: Any, name: str, width: int
+) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.finished(store) if name == "loss_scale" else script_stores.overflow(store)
+    browser_page.set_viewport_size({"width": width, "height": 900})
+    opened(browser_page, f"{dashboard(store)}/{name}?run={run}")
+    browser_page.locator(".js-plotly-plot .legendtext").first.wait_for(state="visible")
+    assert browser_page.locator(".js-plotly-plot .modebar-group").count()
+    assert browser_page.evaluate(COVERED) == []
