@@ -379,6 +379,9 @@ class Outcome:
     half_ops: int = 0
     framework: str = "torch"  # torch | keras | paddle
     peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
+    # Processor seconds of the process per optimizer step after the first; 0 where it does not say
+    # what a step takes (on CUDA), or is unknown.
+    step_cpu_s: float = 0.0
     gaps: tuple[str, ...] = ()  # ids of policy.op_lists' gaps that the script met
     rank: int = 0  # whose observations these are, of ``ranks`` processes that train together
     ranks: int = 1

@@ -54,7 +54,7 @@ def test_every_page_of_a_rehearsed_script_says_which_device(
     assert not app.exception
     shown = texts(app)
     assert "CUDA (T4) rehearsed on a CPU" in shown
-    assert "times the time per step" not in shown
+    assert "times the processor time per step" not in shown
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnosis.cure import by_trials, follows, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
-from ampscope.observations import Call
+from ampscope.diagnosis.result import price
+from ampscope.observations import Call, Outcome
 from ampscope.report import fix_words
 from ampscope.report.contract import document
 from ampscope.rules.verdict import Fix, Status, Verdict
@@ -198,3 +199,17 @@ def test_the_finding_whose_fix_cures_stands_first(
     judged = by_trials(Diagnosis("fault", found, (), (), "native"), seen)
     assert judged.findings[0].cause == root
     assert {f.cause for f in judged.findings} == {f.cause for f in found}
+
+
+def test_what_a_fix_costs_is_processor_time_and_not_time_on_the_clock() -> None:
+    """The baseline ran beside another process, and took three times as long on the clock."""
+
+    def timed(elapsed_s: float, step_cpu_s: float, control: str = "bf16") -> RunView:
+        took = Outcome("returned", elapsed_s=elapsed_s, step_cpu_s=step_cpu_s, steps=30)
+        return RunView(control, control, [*steps(), took])
+
+    before = timed(9.0, 0.05)
+    assert price(timed(3.0, 0.06), before) == pytest.approx(1.2)
+    assert price(timed(3.0, 0.0), before) is None  # on CUDA, and of older records
+    assert price(timed(3.0, 0.06), timed(9.0, 0.0)) is None
+    assert price(timed(3.0, 0.06, "compiled"), before) is None

@@ -122,7 +122,7 @@ def seen(
             calls.append(
                 Call(len(calls), a.step, name, value=value, line="train.py:30", scaled=True)
             )
-    ended = {"ended": "returned", "steps": len(steps), "elapsed_s": 2.0}
+    ended = {"ended": "returned", "steps": len(steps), "elapsed_s": 2.0, "step_cpu_s": 0.1}
     ended |= {"uses_autocast": "fp16", "backwards": len(steps)} | outcome
     return [*calls, *steps, *others, Outcome(**ended)]  # type: ignore[arg-type]  # by name
 

@@ -239,7 +239,7 @@ def test_a_rehearsed_script_says_so_and_prices_nothing(store: Path) -> None:
     html = html_of(store, run)
     assert html.count("CUDA (T4) rehearsed on a CPU") >= 2  # what it is about; the machine
     assert "rehearsed, not CUDA" in html  # in place of time and memory
-    assert "times the time per step" not in html
+    assert "times the processor time per step" not in html
     with Reader(store) as reader:
         diagnosis = load_diagnosis(reader, run)
     said = StringIO()

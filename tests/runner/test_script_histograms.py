@@ -214,3 +214,30 @@ def test_the_time_of_copying_the_weights_is_none_of_the_scripts(
     started = time.perf_counter()
     result = run(tmp_path, NESTED, Cadence(0, 0, 0)).outcome  # 4 steps of 2 parameters
     assert time.perf_counter() - started - result.elapsed_s > 8 * 0.25
+
+
+WAITS = """
+import time
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    model(torch.randn(4, 8)).square().mean().backward()
+    time.sleep(0.3)  # as behind another process
+    end = time.process_time() + WORK
+    while time.process_time() < end:
+        pass
+    optimizer.step()
+"""
+
+
+def test_processor_time_of_a_step_is_none_of_what_it_waits_for(tmp_path: Path) -> None:
+    took = {}
+    for work in (0.0, 0.1):
+        result = run(tmp_path, WAITS.replace("WORK", str(work)), Cadence(0, 0, 0)).outcome
+        assert result.steps == 5
+        assert result.elapsed_s > 5 * (0.3 + work)
+        took[work] = result.step_cpu_s
+    assert 0.05 < took[0.1] - took[0.0] < 0.2
+    assert took[0.0] < 0.3

@@ -410,7 +410,7 @@ class FixTried:
     cause: str | None  # the finding that it was judged by
     cured: bool | None
     answer: str
-    step_time_ratio: Number  # over the baseline's; null where it cannot be compared
+    step_time_ratio: Number  # processor time over the baseline's; null where it cannot be compared
     peak_memory_ratio: Number
 
 

@@ -291,9 +291,9 @@ USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
-    measured (:mod:`.cure`). ``price`` is its time per optimizer step over the baseline's, and
-    ``memory`` its peak memory over the baseline's (on a CPU, of the whole process); both are None
-    where CUDA was rehearsed."""
+    measured (:mod:`.cure`). ``price`` is its processor time per optimizer step over the baseline's,
+    None on CUDA; ``memory`` its peak memory over the baseline's (on a CPU, of the whole process).
+    Both are None where CUDA was rehearsed."""
 
     control: str
     kind: str
@@ -328,14 +328,13 @@ def under_policy(trial: Trial, policy: str) -> Trial:
 
 
 def price(fixed: RunView, before: RunView) -> float | None:
-    """Time per step of the fixed run over the baseline's; both runs had the same instruments. A
-    compiled run has others, and its few steps are mostly compilation: None."""
+    """Processor time per step of the fixed run over the baseline's; both had the same instruments.
+    Time on the clock would not compare: the baseline runs beside its fp32 control, and a fix alone.
+    A compiled run has other instruments, and its few steps are mostly compilation: None."""
     if Control(fixed.control).is_compiled:
         return None
-    times = [
-        v.outcome.elapsed_s / v.outcome.steps if v.outcome.steps else 0.0 for v in (fixed, before)
-    ]
-    return times[0] / times[1] if times[1] else None
+    own, other = fixed.outcome.step_cpu_s, before.outcome.step_cpu_s
+    return own / other if own > 0 and other > 0 else None
 
 
 def kind_of(control: str, fix: Fix) -> str:

@@ -74,6 +74,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
     shown = fix_words.chosen(report) if first else None
     cost = None
     if cured is not None:
+        # Ratios to the baseline; of processor time, because the runs share the machine unequally.
         cost = {"step_time_ratio": cured.price, "peak_memory_ratio": cured.memory}
     fix: dict[str, Any] = {
         "kind": shown.kind if shown else verdict.fix.kind,

@@ -110,7 +110,7 @@ def seen(report: DiagnosisResult) -> str:
     """What the runs with a fix showed."""
     cured = best(report)
     if cured is not None:
-        price = f", at {cured.price:.2f} times the time per step" if cured.price else ""
+        price = f", at {cured.price:.2f} times the processor time per step" if cured.price else ""
         if cured.memory:
             price += f"{' and' if price else ', at'} {cured.memory:.2f} times the peak memory"
         run = f"the script was run {Control(cured.control).words}"
@@ -189,7 +189,7 @@ def _is_of_compilers(report: DiagnosisResult) -> bool:
     return any(finding.cause in OF_COMPILERS for finding in report.diagnosis.findings[:1])
 
 
-TRIAL_COLUMNS = ("The script was run", "Seen", "Time per step", "Peak memory")
+TRIAL_COLUMNS = ("The script was run", "Seen", "Processor time per step", "Peak memory")
 
 
 def trial_rows(report: DiagnosisResult) -> tuple[tuple[str, ...], ...]:

@@ -94,6 +94,8 @@ class ScriptRecorder:
         self.eval_taint = -1
         self.eval_nan = self.eval_inf = 0
         self._on_optimizer_step = on_optimizer_step
+        self._cpu_s = [0.0, 0.0]  # of this process, at the end of the first step and of the last
+        self._steps_timed = 0
         self.sleep = Sleep(skip_to, on_optimizer_step)
 
     def _digesting(self, op_step: int | None) -> StepInstruments:
@@ -266,6 +268,8 @@ class ScriptRecorder:
             self.eval_taint = taint
 
     def _optimizer_stepped(self, count: int) -> None:
+        self._cpu_s[self._steps_timed > 0] = time.process_time()
+        self._steps_timed += 1
         record = self.steps.records[-1]
         scale = record.scale if record.scaler else 1.0
         self.histograms.optimizer_stepped(count, scale)
@@ -301,6 +305,13 @@ class ScriptRecorder:
         if uses_half and any(isinstance(module, nn.RNNBase) for module in modules):
             ops.add((op_lists.RNN, "fp16"))
         return tuple(gap.id for gap in op_lists.met_by(ops))
+
+    @property
+    def _step_cpu_s(self) -> float:
+        """Unlike the time on the clock it hardly depends on what else runs on the machine."""
+        if self._steps_timed < 2 or _device().type != "cpu":
+            return 0.0
+        return (self._cpu_s[1] - self._cpu_s[0]) / (self._steps_timed - 1)
 
     def outcome(self, ended: str, **facts: object) -> Outcome:
         """The outcome so far, with what the script was seen to use."""
@@ -339,6 +350,7 @@ class ScriptRecorder:
             flop_counts=flop_counts,
             half_ops=self.precision.half_ops,
             peak_bytes=peak_bytes(_device()),
+            step_cpu_s=self._step_cpu_s,
             gaps=self._gaps(bool(autocast or half)),
             **errors,  # error_* and exit_code, checked by the dataclass
         )
