@@ -153,6 +153,18 @@ def test_bad_data_that_the_script_leaves_out_in_every_precision_are_latent(op: B
     assert "leaves such batches out (3 so far)" in found.latent[0].verdict.reason
 
 
+def test_a_mean_over_no_label_is_no_bad_data() -> None:
+    """Two batches of five have no label, and the script leaves out their loss of NaN."""
+    mean = bad_op(
+        "aten.mean", tensor(shape=(0,)), nan=1, pos_inf=0, dtype="fp32", module="", module_type="",
+        tracked=False, reached_loss=False, reached_gradient=False,
+    )  # fmt: skip
+    read = Call(0, 0, "read", subject=READ_LOSS, line=LINE, note=str(mean.id))
+    calls = [replace(read, seq=100 + n, step=step) for n, step in enumerate(range(0, 30, 2))]
+    both = [run(steps(), mean, calls=calls, control=control) for control in ("as_is", "fp32")]
+    assert diagnose(evidence(*both)).findings == ()
+
+
 def test_a_bad_sample_that_is_only_evaluated_is_latent() -> None:
     """Validation data with a NaN, which the script leaves out of its mean: the same in fp32."""
     sample = scan("batch", "batch", "input 0 of GPT", nan=4, step=12)

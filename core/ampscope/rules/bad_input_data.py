@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence, is_impossible_alignment, shared_singularity
-from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class
 from ampscope.analysis.run_view import ForeignValue, RunView, foreign_values
 from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
@@ -108,8 +108,10 @@ def _where(value: ForeignValue) -> str:
 
 
 def _prepares_data(op: BadOp) -> bool:
-    """Outside every module, on tensors that depend on no parameter."""
-    return not op.tracked and not op.module_type and op.phase != "backward"
+    """Outside every module, on tensors that depend on no parameter. A mean over nothing is no
+    value of the data: no sample has a label there."""
+    is_outside = not op.tracked and not op.module_type and op.phase != "backward"
+    return is_outside and forward_class(op) is not ForwardClass.EMPTY
 
 
 def _first(run: RunView, bad: int | None) -> ForeignValue | None:
