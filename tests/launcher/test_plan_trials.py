@@ -273,3 +273,24 @@ def test_a_line_that_may_become_a_traceback_is_shown_once_it_does_not() -> None:
     assert shown == []
     held("d the graph")
     assert "".join(shown) == "Traced the graph"
+
+
+def test_the_findings_own_line_is_tried_before_a_search_over_modules() -> None:
+    """The module alone does not cure, its line does: no set of modules is run."""
+
+    class LineCures(Runs):
+        def run(self, control: str, parent: str = "") -> ScriptRun:
+            if not control.startswith("fp32_lines:"):
+                return super().run(control, parent)
+            self.made.append(control)
+            return ScriptRun(cast(RunInfo, Info()), tuple(self.healthy), "")
+
+    runs = LineCures(_bad("a"), False, ("b", "d"))
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    plan.try_fixes(diagnose(plan.evidence).findings[0])
+    assert [(t.control, t.cured) for t in plan.trials] == [
+        ("fp32_modules:a", False),
+        ("fp32_lines:train.py:1", True),
+    ]
+    assert runs.made == ["as_is", "fp32", "fp32_modules:a", "fp32_lines:train.py:1"]

@@ -5,7 +5,8 @@
                                  compiled code computes otherwise, the layers of the compiler
                              ->  bf16, where something was found or is wrong
                              ->  the finding's fixes, best first, until one cures
-                             ->  the smallest set of modules in fp32, where one module is not enough
+                             ->  the smallest set of modules in fp32, where neither one module nor
+                                 the finding's line is enough
                              ->  the next finding's fixes, where none of the first one's cures, or
                                  only one that the next, its neighbour, shares
 
@@ -168,17 +169,18 @@ class DiagnosisPlan:
 
     def try_fixes(self, finding: Finding) -> None:
         """Run the finding's interventions until one cures, or removes the pattern where an effect
-        cannot be measured: further runs could not be distinguished either. Where one module in fp32
-        is not enough, the smallest set of modules is looked for before single lines are tried."""
+        cannot be measured: further runs could not be distinguished either. Where neither one module
+        in fp32 nor the finding's own line is enough, the smallest set of modules is looked for
+        before several lines are tried."""
         may_search = finding.cause in result.SEARCHED
         known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
         for control in known[:MAX_FIX_RUNS]:
+            if self._run_trial(finding, control, finding.verdict.fix):
+                return
             if may_search and finding.verdict.module and Control(control).values("fp32_lines"):
                 may_search = False
                 if self._search(finding):
                     return
-            if self._run_trial(finding, control, finding.verdict.fix):
-                return
             if self._run_more_lines(finding, control):
                 return
         if may_search and self._search(finding):
