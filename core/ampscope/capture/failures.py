@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from ampscope.errors import AmpscopeError
 
@@ -75,20 +76,42 @@ class OwnTime:
         self.failures = failures
         self._depth = 0
 
-    @contextlib.contextmanager
-    def spent(self, what: str) -> Iterator[None]:
+    def spent(self, what: str) -> AbstractContextManager[None]:
         """Around what the instrument does; ``what`` says what would be missing."""
-        failures, started = self.failures, time.perf_counter()
+        return _Span(self) if self.failures is None else self._contained(self.failures, what)
+
+    @contextlib.contextmanager
+    def _contained(self, failures: Failures, what: str) -> Iterator[None]:
+        with _Span(self), failures.contained(what):
+            yield
+
+    def begin(self) -> None:
+        """Of a span."""
         self._depth += 1
-        try:
-            with contextlib.nullcontext() if failures is None else failures.contained(what):
-                yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self.elapsed_s += time.perf_counter() - started
+
+    def end(self, seconds: float) -> None:
+        """Of a span that took so long."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.elapsed_s += seconds
 
     def take(self) -> float:
         """Since the last call."""
         elapsed_s, self.elapsed_s = self.elapsed_s, 0.0
         return elapsed_s
+
+
+class _Span:
+    """Without a generator: a watch opens two at each step."""
+
+    __slots__ = ("_owner", "_started")
+
+    def __init__(self, owner: OwnTime) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+        self._owner.begin()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner.end(time.perf_counter() - self._started)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 
 HALF = (torch.float16, torch.bfloat16)
-_PLAIN = frozenset({Tensor, Parameter, Buffer})  # torch's own: the object is the memory
+PLAIN = frozenset({Tensor, Parameter, Buffer})  # torch's own: the object is the memory
 _NO_DISPATCH = Tensor.__torch_dispatch__  # of torch's own tensors and parameters
 _SPARSE = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -132,7 +132,7 @@ def floats(tensor: Tensor) -> Tensor | None:
 def is_dense(tensor: Tensor) -> bool:
     """Whether ``tensor`` is its own numbers: torch's own class, strided, 16 bits or more, with
     memory. The short way through the door, at half the price, for what comes at every step."""
-    if type(tensor) not in _PLAIN or tensor.dtype not in _WIDE:
+    if type(tensor) not in PLAIN or tensor.dtype not in _WIDE:
         return False
     keys = _keys(tensor).raw_repr()
     if keys in _dense_keys:
@@ -142,27 +142,6 @@ def is_dense(tensor: Tensor) -> bool:
         return False
     _dense_keys.add(keys)
     return True
-
-
-def small_memory(tensor: Tensor) -> tuple[int, int] | None:
-    """The address and the number of elements of a dense, contiguous fp32 tensor of this machine's
-    memory; None for any other. Asked of every gradient of every step: as few calls as can be."""
-    if (
-        type(tensor) not in _PLAIN
-        or tensor.dtype is not torch.float32
-        or not tensor.is_cpu
-        or _keys(tensor).raw_repr() not in _dense_keys
-        or not tensor.is_contiguous()
-    ):
-        known = tensor.is_cpu and tensor.dtype is torch.float32 and is_dense(tensor)
-        return small_memory(tensor) if known and tensor.is_contiguous() else None
-    try:
-        address, count, storage = tensor.data_ptr(), tensor.numel(), tensor.untyped_storage()
-        start = storage.data_ptr()
-        is_inside = start and address + 4 * count <= start + storage.nbytes()
-    except RuntimeError:  # a size, and memory nowhere
-        return None
-    return (address, count) if is_inside or not count else None
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -181,7 +160,7 @@ def all_finite(tensor: Tensor) -> bool:
 
 def has_own_memory(tensor: Tensor) -> bool:
     """Whether a copy of ``tensor`` is all of it: no wrapper, and readable."""
-    if type(tensor) in _PLAIN and _keys(tensor).raw_repr() in _dense_keys:
+    if type(tensor) in PLAIN and _keys(tensor).raw_repr() in _dense_keys:
         return tensor.dtype not in _PACKED and _has_memory(tensor)
     if type(tensor).__torch_dispatch__ is not _NO_DISPATCH or tensor.is_nested:
         return False
@@ -191,7 +170,7 @@ def has_own_memory(tensor: Tensor) -> bool:
 def _inside(tensor: Tensor, depth: int = 0) -> tuple[Tensor, str]:
     """The tensor of torch's own that holds the numbers, or why there is none."""
     kind = type(tensor)
-    if kind not in _PLAIN:
+    if kind not in PLAIN:
         return _unwrapped(tensor, depth)
     layout = tensor.layout
     if tensor.is_meta:
@@ -289,7 +268,7 @@ def _stored_values(tensor: Tensor) -> Tensor:
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether ``tensor`` is a `torch.distributed.tensor.DTensor`, without importing that."""
     return (
-        type(tensor) not in _PLAIN
+        type(tensor) not in PLAIN
         and hasattr(tensor, "_local_tensor")
         and hasattr(tensor, "placements")
     )

@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -413,7 +413,11 @@ class CapsuleStore:
     """Keeps capsules of one run beside its store."""
 
     def __init__(
-        self, models: WatchedModels, past: Iterable[Past], store: Path, limits: CapsuleLimits
+        self,
+        models: WatchedModels,
+        past: Iterable[Callable[[], Past]],
+        store: Path,
+        limits: CapsuleLimits,
     ) -> None:
         self.paths: list[Path] = []
         self.last: Capsule | None = None  # in the host's memory, for a replay at once
@@ -450,7 +454,7 @@ class CapsuleStore:
         are not those of the step."""
         self._has_kept = True
         parameters = {p.name: p.tensor for p in self._models.parameters}
-        past = list(self._past)
+        past = [make() for make in self._past]
         self.last = capsule = collected(
             about, forwards, parameters, past, self._limits, without_weights=without_weights
         )

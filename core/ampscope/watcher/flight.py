@@ -9,10 +9,12 @@ among them: whose gradient grew before the fall.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import threading
+from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ampscope.capture.failures import OwnTime
+from ampscope.capture.tensor_table import Copier
 from ampscope.capture.tensors import floating_tensors, has_own_memory, in_backward, plain, version
 from ampscope.patches import Patches
 from ampscope.watcher.guard import Guard
@@ -46,7 +49,7 @@ class FlightRecorder:
         self._threads = threads
         self._guard = guard
         self.forwards: list[Forward] = []
-        self.past: deque[Past] = deque(maxlen=RING)
+        self.past: deque[Callable[[], Past]] = deque(maxlen=RING)  # few are ever asked for
         self.time = OwnTime()
         self.is_paused = False
         self._models = models
@@ -117,7 +120,7 @@ class FlightRecorder:
             place.path,
             args,
             kwargs,
-            [version(tensor) for tensor in floating_tensors((args, kwargs))],
+            versions(args, kwargs),
             autocast_now(device.type),
             random_now(device),
             place.module.training,
@@ -166,6 +169,8 @@ class FlightRecorder:
 
 
 MOST_SPARE = 2  # sets of copies that wait for the next call
+SMALL_BYTES = 1 << 20  # of buffers in all: a copy of more had better release the GIL
+_values = operator.methodcaller("values")
 _WORDS = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
@@ -177,32 +182,44 @@ class CalledModule:
         self._plain = root.plain if not path else module
         self._changing: Changing | None = None  # unknown before the first call in training
         self._spare: list[BufferCopies] = []
+        self._first: tuple[dict[str, nn.Parameter | None], str] | None = None  # a parameter
 
     @property
     def device(self) -> torch.device:
         """Where it is now; a part without parameters is where its model is."""
-        found = (p.device for m in (self.module, self.root.plain) for p in m.parameters())
-        return next(found, torch.device("cpu"))
+        if self._first is not None:  # a search takes 30 us, at every call
+            parameters, name = self._first
+            if (first := parameters.get(name)) is not None:
+                return first.device
+        for module in (self.module, self.root.plain):
+            for part in module.modules():
+                for name, parameter in part._parameters.items():
+                    if parameter is not None:
+                        self._first = part._parameters, name
+                        return parameter.device
+        return torch.device("cpu")
 
     def copies(self) -> dict[str, Tensor]:
         """Copies of the buffers that a call changes; of all, until that is known. A caller who
         drops them unread may give them back: see :meth:`reuse`."""
-        if self._changing is not None and not self._changing.names:
-            return {}
-        if self._changing is None or not self._changing.is_current():
-            self._spare.clear()
-            chosen = None if self._changing is None else self._changing.names
-            held = {
-                name: buffer
-                for name, buffer in self._plain.named_buffers()
-                if (chosen is None or name in chosen) and has_own_memory(buffer)
-            }
-            if chosen is not None:
-                self._changing = Changing(self._plain, chosen, held)
-            return {name: buffer.detach().clone() for name, buffer in held.items()}
-        copies = self._spare.pop() if self._spare else self._changing.empty()
-        self._changing.copy_to(copies)
-        return copies
+        changing = self._changing
+        if changing is not None:
+            if not changing.names:
+                return {}
+            if changing.is_current():
+                copies = self._spare.pop() if self._spare else changing.empty()
+                if changing.copy_to(copies):
+                    return copies
+        self._spare.clear()
+        chosen = None if changing is None else changing.names
+        held = {
+            name: buffer
+            for name, buffer in self._plain.named_buffers()
+            if (chosen is None or name in chosen) and has_own_memory(buffer)
+        }
+        if chosen is not None:
+            self._changing = Changing(self._plain, chosen, held)
+        return {name: buffer.detach().clone() for name, buffer in held.items()}
 
     def reuse(self, copies: dict[str, Tensor]) -> None:
         """No one reads these ``copies`` any more: the next call writes into them."""
@@ -228,6 +245,7 @@ class BufferCopies(dict[str, Tensor]):
     def __init__(self, copies: Mapping[str, Tensor], owner: object) -> None:
         super().__init__(copies)
         self.targets = list(map(_written, copies.values()))
+        self.addresses: array[int] | None = None  # of these, where a Copier writes to them
         self.owner = owner
 
 
@@ -240,14 +258,16 @@ def _written(tensor: Tensor) -> Tensor:
 
 
 class Changing:
-    """The buffers of ``module`` that its calls change, found once and copied by one call of torch
-    for each dtype, on an accelerator for all of 32 and 64 bits together. A walk through all modules
-    and a clone of each buffer took 4 % of a step of a small ResNet, which has 63 such buffers."""
+    """The buffers of ``module`` that its calls change, found once. Small ones in this machine's
+    memory are copied by one call of compiled code, others by one call of torch for each dtype, on
+    an accelerator for all of 32 and 64 bits together. A walk through all modules and a clone of
+    each buffer took 4 % of a step of a small ResNet, which has 63 such buffers."""
 
     def __init__(self, module: nn.Module, names: frozenset[str], held: dict[str, Tensor]) -> None:
         """``held``: those of ``names`` that can be copied, as they are now."""
         self.names = names
         self._children = [part._modules for part in module.modules()]
+        self._known_children = list(self._all_children())
         self._names = sorted(
             (n for n in held if held[n].numel()),
             key=lambda n: (str(held[n].device), str(held[n].dtype)),
@@ -258,6 +278,7 @@ class Changing:
         for name in self._names:
             path, _, own = name.rpartition(".")
             self._places.append((module.get_submodule(path)._buffers, own))
+        self._copier = Copier(self._held if _bytes_of(self._held) <= SMALL_BYTES else ())
         self._known = self._facts()
         self._owner = object()  # and not itself: copies outlive the buffers
         kinds = [(source.device, source.dtype) for source in self._sources]
@@ -265,14 +286,23 @@ class Changing:
         self._groups = list(zip([0, *edges], [*edges, len(kinds)], strict=True))
 
     def is_current(self) -> bool:
-        """Whether the modules and the buffers are still the same, and the buffers in memory."""
+        """Whether the modules and the buffers are still the same, and the buffers in memory. Of
+        the memory :meth:`copy_to` may know more."""
         now = [buffers.get(own) for buffers, own in self._places]
-        return all(map(operator.is_, now, self._held)) and self._facts() == self._known
+        children = list(self._all_children())
+        return (
+            len(children) == len(self._known_children)
+            and all(map(operator.is_, now, self._held))
+            and all(map(operator.is_, children, self._known_children))
+            and (self._copier.is_possible or self._facts() == self._known)
+        )
 
-    def _facts(self) -> list[object]:
-        """What would change with the buffers' memory or with the modules."""
-        children = [id(child) for children in self._children for child in children.values()]
-        return [children, [(buffer.data_ptr(), buffer.shape) for buffer in self._held]]
+    def _all_children(self) -> Iterator[nn.Module | None]:
+        return itertools.chain.from_iterable(map(_values, self._children))
+
+    def _facts(self) -> list[tuple[int, torch.Size]]:
+        """What would change with the buffers' memory."""
+        return [(buffer.data_ptr(), buffer.shape) for buffer in self._held]
 
     def empty(self) -> BufferCopies:
         """Room for a copy of each."""
@@ -284,11 +314,21 @@ class Changing:
         """Whether ``copies`` came from :meth:`empty`."""
         return copies.owner is self._owner
 
-    def copy_to(self, copies: BufferCopies) -> None:
-        """Write the present values into ``copies``, which :meth:`empty` made."""
+    def copy_to(self, copies: BufferCopies) -> bool:
+        """Write the present values into ``copies``, which :meth:`empty` made. False where a buffer
+        is elsewhere now, or of another shape: then nothing is written."""
+        if self._copier.is_possible:
+            if copies.addresses is None:
+                copies.addresses = self._copier.targets(copies.targets)
+            return copies.addresses is not None and self._copier.copy_to(copies.addresses)
         with torch.no_grad():
             for first, end in self._groups:
                 torch._foreach_copy_(copies.targets[first:end], self._sources[first:end])
+        return True
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
@@ -376,7 +416,7 @@ class Forward:
     @property
     def is_intact(self) -> bool:
         """Whether the inputs are still what the model was called with."""
-        return self.versions == [version(t) for t in floating_tensors((self.args, self.kwargs))]
+        return self.versions == versions(self.args, self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +427,17 @@ class Past:
     loss: float | None
     scale: float | None
     norms: NDArray[np.float64]  # one per parameter, unscaled; NaN where it had no gradient
+
+
+def versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """Of the floating-point tensors among the inputs of a call."""
+    found: list[int] = []
+    for value in (*args, *kwargs.values()):
+        if type(value) is Tensor:  # nearly always
+            found += [version(value)] if value.is_floating_point() else ()
+        else:
+            found += map(version, floating_tensors(value))
+    return found
 
 
 def autocast_now(device: str) -> Autocast:

@@ -1,8 +1,8 @@
 """Instrument: one 2-norm per parameter at every step, which also says who holds NaN or Inf.
 
-A norm reads each gradient once. Norms of small fp32 tensors on a CPU are taken by a kernel in fp64,
-others by torch in fp32. One that is not finite is looked at again: squares of finite fp32 numbers
-overflow above 2^64 in fp32, and that is no Inf in a gradient.
+A norm reads each gradient once. Norms of small dense tensors on a CPU are taken together by a
+kernel in fp64, others by torch in fp32. One that is not finite is looked at again: squares of
+finite fp32 numbers overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
 On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway
 (unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
@@ -18,8 +18,6 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.tensors import all_finite, floats, small_memory
+from ampscope.capture.tensor_table import UNKNOWN
+from ampscope.capture.tensor_table import norms as small_norms
+from ampscope.capture.tensors import all_finite, floats
 from ampscope.patches import Patches
 from ampscope.watcher.guard import Guard
 
@@ -47,10 +47,9 @@ class Norms:
     @property
     def total(self) -> float:
         """The 2-norm of all together."""
-        largest = float(self.values.max(initial=0.0))  # NaN when one of them is
-        if largest == 0.0 or not math.isfinite(largest):
-            return largest
-        return largest * float(np.sqrt(np.square(self.values / largest).sum()))
+        values = self.values.tolist()
+        total = math.hypot(*values)
+        return math.nan if total == math.inf and any(map(math.isnan, values)) else total
 
 
 class Readout:
@@ -72,22 +71,27 @@ class Readout:
         their place among these. ``scaler``: numbers of the GradScaler that come along."""
         self._positions = positions
         self._known = known
+        self._missing = list(coming)
+        self._known_weights = list(known_weights)
         if isinstance(loss, Tensor) and loss.is_cpu:
-            loss = float(loss.detach())
+            loss = loss.item()
         self._plain_loss = None if isinstance(loss, Tensor) else loss
         self._has_loss = isinstance(loss, Tensor)
+        self._clip = clip
+        self._events: list[torch.cuda.Event] = []
+        self._values: NDArray[np.float64] | None = None
         parts = [*coming.values(), *weights]
-        parts += [] if clip is None else [clip.norm.reshape(())]
+        self._weights = len(coming), len(parts)
+        self._has_clip = clip is not None and not clip.norm.is_cpu
+        if clip is not None and self._has_clip:
+            parts.append(clip.norm.reshape(()))
         self._scaler = slice(len(parts), len(parts) + len(scaler))
         parts += [number.detach().reshape(()) for number in scaler]
         parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
-        self._clip = clip
-        self._missing = list(coming)
-        self._known_weights = list(known_weights)
-        self._weights = len(coming), len(coming) + len(weights)
         self._copies: list[Tensor] = []
         self._order: list[int] = []
-        self._events: list[torch.cuda.Event] = []
+        if not parts:  # all is here
+            return
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for place, part in enumerate(parts):
             kinds.setdefault((part.device, part.dtype), []).append(place)
@@ -102,7 +106,6 @@ class Readout:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             event.record(torch.cuda.current_stream(device))
             self._events.append(event)
-        self._values: NDArray[np.float64] | None = None
 
     @property
     def is_immediate(self) -> bool:
@@ -132,7 +135,7 @@ class Readout:
         device where it has to."""
         if self._clip is None:
             return None
-        norm = float(self._read()[self._weights[1]])
+        norm = float(self._read()[self._weights[1]] if self._has_clip else self._clip.norm)
         return None if norm <= self._clip.limit else norm
 
     def norms(self) -> Norms:
@@ -140,7 +143,8 @@ class Readout:
         values = self._known
         if self._missing:
             values[self._missing] = self._read()[: len(self._missing)]
-        bad = np.flatnonzero(~np.isfinite(values))
+        # The sum of what is finite may overflow; that of others is never finite.
+        bad = () if math.isfinite(sum(values.tolist())) else np.flatnonzero(~np.isfinite(values))
         return Norms(self._positions, values, tuple(self._positions[i] for i in bad))
 
     def _read(self) -> NDArray[np.float64]:
@@ -207,43 +211,38 @@ def read_numbers(
     On CUDA that launches, of tensors of one dtype, one norm of all and one op that puts the numbers
     into one tensor, which travels in one copy.
     """
-    positions: list[int] = []
-    own, weighed, others = _Small(), _Small(), _Others()
-    for position, gradient in gradients.items():
-        if own.add(len(positions), gradient) or others.add(len(positions), gradient):
-            positions.append(position)
-    for place, weight in enumerate(weights, len(positions)):
-        weighed.add(place, weight) or others.add(place, weight)
-    known = np.empty(len(positions))
-    known[own.places] = own.norms()
+    tensors = [*gradients.values(), *weights]
+    known, unknown = small_norms(tensors, LARGE)
+    if not unknown:
+        own = len(gradients)
+        return Readout(
+            tuple(gradients), known[:own], {}, loss, known[own:].tolist(), (), clip, scaler
+        )
+    others, unreadable = _Others(), set()
+    for place in np.flatnonzero(known == UNKNOWN).tolist():
+        if not others.add(place, tensors[place]):
+            unreadable.add(place)
     with torch.no_grad():
         norms = others.norms()
-    coming = {place: norm for place, norm in norms.items() if place < len(positions)}
-    large = [norm for place, norm in norms.items() if place >= len(positions)]
-    known_weights = weighed.norms().tolist()
-    return Readout(tuple(positions), known, coming, loss, known_weights, large, clip, scaler)
-
-
-class _Small:
-    """Dense fp32 tensors on a CPU whose norms one call of the kernel takes."""
-
-    def __init__(self) -> None:
-        self.places: list[int] = []
-        self._memory: list[tuple[int, int]] = []
-
-    def add(self, place: int, tensor: Tensor) -> bool:
-        """Whether ``tensor`` is one."""
-        memory = small_memory(tensor)
-        if memory is None or memory[1] > LARGE or _kernel() is None:
-            return False
-        self.places.append(place)
-        self._memory.append(memory)
-        return True
-
-    def norms(self) -> NDArray[np.float64]:
-        """In the order of :attr:`places`."""
-        kernel = _kernel()
-        return np.empty(0) if kernel is None or not self.places else kernel.norms_at(self._memory)
+    for place, norm in [*norms.items()]:
+        if norm.is_cpu:
+            known[place] = float(norm)
+            del norms[place]
+    kept = [place for place in range(len(gradients)) if place not in unreadable]
+    places = {place: number for number, place in enumerate(kept)}
+    positions = tuple(gradients)
+    coming = {places[place]: norm for place, norm in norms.items() if place in places}
+    later = range(len(gradients), len(tensors))
+    return Readout(
+        tuple(positions[place] for place in kept),
+        known[kept],
+        coming,
+        loss,
+        [norm for norm in known[len(gradients) :].tolist() if norm != UNKNOWN],
+        [norms[place] for place in later if place in norms],
+        clip,
+        scaler,
+    )
 
 
 class _Others:
@@ -267,16 +266,6 @@ class _Others:
             kind = wide if dtype is wide else torch.float32
             found |= zip(some, torch._foreach_norm(list(some.values()), 2, kind), strict=True)
         return found
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    """None where numba is missing or does not fit the installed NumPy."""
-    try:
-        from ampscope.capture import norm_kernel
-    except ImportError:
-        return None
-    return norm_kernel
 
 
 def in_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:

@@ -7,8 +7,9 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ class Reading:
     @property
     def has_bad_weight(self) -> bool:
         """One of those that were looked at was not finite. Waits for the device."""
-        return any(not bool(np.isfinite(v)) for v in self.readout.weights)
+        return not all(map(math.isfinite, self.readout.weights))
 
     @property
     def is_bad(self) -> bool:
@@ -239,12 +240,19 @@ class Ended:
         """The ops of the same; none where it was not."""
         return (0, []) if self.reading.again is None else self.reading.again.ops
 
-    def past(self, parameters: int) -> Past:
-        """For the ring of the last steps; ``parameters`` in all."""
-        norms, read = np.full(parameters, np.nan), self.reading
-        if read.norms is not None and read.norms.positions:
-            norms[list(read.norms.positions)] = read.norms.values / (read.scale or 1.0)
-        return Past(self.step, read.readout.loss, read.scale, norms)
+    def past(self, parameters: int) -> Callable[[], Past]:
+        """What makes the entry in the ring of the last steps; ``parameters`` in all."""
+        read = self.reading
+        return partial(_past, self.step, read.readout.loss, read.scale, parameters, read.norms)
+
+
+def _past(
+    step: int, loss: float | None, scale: float | None, parameters: int, read: Norms | None
+) -> Past:
+    norms = np.full(parameters, np.nan)
+    if read is not None and read.positions:
+        norms[list(read.positions)] = read.values / (scale or 1.0)
+    return Past(step, loss, scale, norms)
 
 
 def is_finite(loss: float | None) -> bool:

@@ -1,0 +1,288 @@
+"""Norms and copies of many small CPU tensors in a few calls: compiled by numba.
+
+`torch._foreach_norm` and `torch._foreach_copy_` are loops on a CPU, 1 to 4 us for each tensor
+however small, and what Python asks of a tensor before its memory may be read takes another 2 us.
+A watch looks at every gradient at every step.
+
+Three functions, each over a whole table:
+
+- `look` asks torch, through its C interface, where each tensor's memory is and what lies there;
+- `norms` takes 2-norms of what `look` has found, in fp64. Squares of finite fp32 numbers neither
+  overflow nor vanish there, so a norm is finite exactly when its tensor is;
+- `copy` writes what `look` has found to other places.
+
+All keep the GIL: without it another thread might give the memory of a tensor away meanwhile.
+
+All compiled code is in this file: numba's cache notices its change.
+"""
+
+# numba compiles these functions from their source, with C's integers: Python's types do not apply.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+# What `look` calls, each with a tensor and the place of the answer; 0 is "no error".
+CALLS = (
+    "device_type", "dtype", "layout", "numel", "storage_size", "storage_offset", "data_ptr", "dim",
+    "sizes", "strides",
+)  # fmt: skip
+(
+    _DEVICE, _DTYPE, _LAYOUT, _NUMEL, _BYTES, _OFFSET, _DATA, _DIM, _SIZES, _STRIDES,
+) = range(len(CALLS))  # fmt: skip
+# A row of `look`: what kind of numbers (an index of :data:`ITEMSIZES`), where, how many, and one
+# number for sizes and strides.
+ROW = ("kind", "address", "count", "shape")
+_KIND, _ADDRESS, _COUNT, _SHAPE = range(len(ROW))
+UNKNOWN, FAILED = -1, -2  # kinds: not dense numbers of a CPU's memory; torch raised an error
+ITEMSIZES = (4, 2, 2, 8, 8)  # fp32, bf16, fp16, fp64, int64
+FLOATS = 4  # the first of these have norms
+_PRIME = 1_000_003
+
+_Table = types.CPointer(types.int64)
+_Norms = types.CPointer(types.float64)
+
+
+@cache
+def look() -> Callable[[int, int, int, int, int], int]:
+    """Of (functions, kinds, tensors, count, rows), all but the count addresses of int64: of
+    :data:`CALLS`; the codes of the CPU, of the strided layout and of :data:`ITEMSIZES`; tensors of
+    torch, each as the address of its C++ object; a :data:`ROW` for each, and one more as
+    scratch space. Returns for how many torch raised an error."""
+    kinds = _Table, _Table, _Table, types.int64, _Table
+    return _compiled(_look, *kinds, returns=types.int64)
+
+
+@cache
+def norms() -> Callable[[int, int, int, int], int]:
+    """Of (rows, count, most, norms): the 2-norms of tensors up to ``most`` elements; -1 of others
+    and of what is not floating-point. Returns how many are -1."""
+    kinds = _Table, types.int64, types.int64, _Norms
+    return _compiled(_take_norms, *kinds, returns=types.int64)
+
+
+@cache
+def copy() -> Callable[[int, int, int, int], int]:
+    """Of (rows, known rows, count, targets): copies each tensor's memory to its target, and returns
+    1; 0, and copies nothing, where a row is another than was known."""
+    kinds = _Table, _Table, types.int64, _Table
+    return _compiled(_copy, *kinds, returns=types.int64)
+
+
+def _compiled(function: Callable[..., int], *kinds: Any, returns: Any) -> Any:
+    signature = returns(*kinds)
+    try:
+        made = numba.cfunc(signature, cache=True)(function)
+    except (RuntimeError, OSError):  # numba: "no locator available"; a full disk
+        made = numba.cfunc(signature)(function)
+    given = [ctypes.c_int64 if kind is types.int64 else ctypes.c_void_p for kind in kinds]
+    found = ctypes.PYFUNCTYPE(ctypes.c_int64, *given)(made.address)
+    found.kept = made  # the code lives as long as it can be called
+    return found
+
+
+@intrinsic
+def _pointer(context: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), build
+
+
+@intrinsic
+def _address(context: Any, array: Any) -> Any:
+    """Of a C array's first element."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(array), build
+
+
+@intrinsic
+def _call(context: Any, function: Any, tensor: Any, answer: Any) -> Any:
+    """``int32_t function(void *tensor, void *answer)``, all three given as addresses."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        anything = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.IntType(32), [anything, anything])
+        pointer = builder.inttoptr(args[0], kind.as_pointer())
+        given = [builder.inttoptr(argument, anything) for argument in args[1:]]
+        return builder.call(pointer, given)
+
+    return types.int32(types.int64, types.int64, types.int64), build
+
+
+@intrinsic
+def _as_float(context: Any, bits: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), build
+
+
+@numba.njit
+def _row(calls: Any, codes: Any, tensor: int, place: int, answer: Any, row: Any) -> int:
+    """Fills ``row``; returns its kind. ``place`` is the address of ``answer``."""
+    answer[0] = 0
+    if _call(calls[_DEVICE], tensor, place):
+        return FAILED
+    if answer[0] != codes[0]:
+        return UNKNOWN
+    answer[0] = 0
+    if _call(calls[_LAYOUT], tensor, place):
+        return FAILED
+    if answer[0] != codes[1]:
+        return UNKNOWN
+    answer[0] = 0
+    if _call(calls[_DTYPE], tensor, place):
+        return FAILED
+    kind = UNKNOWN
+    for i in range(len(ITEMSIZES)):
+        if answer[0] == codes[2 + i]:
+            kind = i
+    if kind == UNKNOWN:
+        return UNKNOWN
+    itemsize = ITEMSIZES[kind]
+    if _call(calls[_NUMEL], tensor, place):
+        return FAILED
+    count = answer[0]
+    if _call(calls[_DIM], tensor, place):
+        return FAILED
+    dim = answer[0]
+    if _call(calls[_SIZES], tensor, place):
+        return FAILED
+    sizes = numba.carray(_pointer(answer[0]), (dim,), np.int64)
+    if _call(calls[_STRIDES], tensor, place):
+        return FAILED
+    strides = numba.carray(_pointer(answer[0]), (dim,), np.int64)
+    shape = dim
+    for i in range(dim):
+        shape = (shape * _PRIME + sizes[i]) * _PRIME + strides[i]
+    reached = 1  # elements without a gap, of the dimensions in the order of their strides
+    for _ in range(dim):
+        for i in range(dim):
+            if strides[i] == reached and sizes[i] > 1:
+                reached *= sizes[i]
+                break
+    if reached != count or not count:
+        return UNKNOWN
+    if _call(calls[_BYTES], tensor, place):
+        return FAILED
+    held = answer[0]
+    if _call(calls[_OFFSET], tensor, place):
+        return FAILED
+    offset = answer[0]
+    if offset < 0 or (offset + count) * itemsize > held:
+        return UNKNOWN
+    if _call(calls[_DATA], tensor, place):
+        return FAILED
+    address = answer[0]
+    if address - offset * itemsize == 0 or address == 0:  # a size, and memory nowhere
+        return UNKNOWN
+    row[_ADDRESS] = address
+    row[_COUNT] = count
+    row[_SHAPE] = shape
+    return kind
+
+
+def _look(calls: Any, codes: Any, tensors: Any, count: int, rows: Any) -> int:
+    functions = numba.carray(calls, (len(CALLS),))
+    known = numba.carray(codes, (2 + len(ITEMSIZES),))
+    table = numba.carray(rows, (count + 1, len(ROW)))  # the last row is for answers
+    answer = table[count]
+    place = _address(rows) + count * len(ROW) * 8
+    first = _address(tensors)
+    failed = 0
+    for i in range(count):
+        row = table[i]
+        # The address of an address is what C++ has as a tensor, and C as its handle.
+        row[_KIND] = _row(functions, known, first + 8 * i, place, answer, row)
+        failed += row[_KIND] == FAILED
+    return failed
+
+
+@numba.njit(fastmath={"reassoc", "contract"})  # so that the sum fills its vectors
+def _sum_of_squares(values: Any) -> float:
+    total = 0.0
+    for i in range(values.size):
+        wide = np.float64(values[i])
+        total += wide * wide
+    return total
+
+
+@numba.njit(fastmath={"reassoc", "contract"})
+def _sum_of_bf16(bits: Any) -> float:
+    total = 0.0
+    for i in range(bits.size):
+        wide = np.float64(_as_float(np.uint32(np.uint32(bits[i]) << np.uint32(16))))
+        total += wide * wide
+    return total
+
+
+@numba.njit(fastmath={"reassoc", "contract"})
+def _sum_of_fp16(bits: Any) -> float:
+    """The bits of a magnitude, moved to fp32's places, are the number times 2^-112."""
+    total = 0.0
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i]) & np.uint32(0x7FFF)
+        moved = np.uint32(magnitude << np.uint32(13))
+        if magnitude >= np.uint32(0x7C00):
+            moved = np.uint32(moved | np.uint32(0x7F800000))
+        wide = np.float64(_as_float(moved)) * 2.0**112
+        total += wide * wide
+    return total
+
+
+def _take_norms(rows: Any, count: int, most: int, found: Any) -> int:
+    table = numba.carray(rows, (count, len(ROW)))
+    out = numba.carray(found, (count,))
+    unknown = 0
+    for i in range(count):
+        kind, size = table[i, _KIND], table[i, _COUNT]
+        total = -1.0
+        if 0 <= kind < FLOATS and size <= most:
+            memory = _pointer(table[i, _ADDRESS])
+            if kind == 0:
+                total = _sum_of_squares(numba.carray(memory, (size,), np.float32))
+            elif kind == 1:
+                total = _sum_of_bf16(numba.carray(memory, (size,), np.uint16))
+            elif kind == 2:
+                total = _sum_of_fp16(numba.carray(memory, (size,), np.uint16))
+            else:
+                total = _sum_of_squares(numba.carray(memory, (size,), np.float64))
+        unknown += total == -1.0
+        out[i] = total if total == -1.0 else np.sqrt(total)
+    return unknown
+
+
+def _copy(rows: Any, known: Any, count: int, targets: Any) -> int:
+    table = numba.carray(rows, (count, len(ROW)))
+    before = numba.carray(known, (count, len(ROW)))
+    for i in range(count):
+        for j in range(len(ROW)):
+            if table[i, j] != before[i, j]:
+                return 0
+    places = numba.carray(targets, (count,))
+    for i in range(count):
+        size = table[i, _COUNT]
+        source = _pointer(table[i, _ADDRESS])
+        target = _pointer(places[i])
+        itemsize = ITEMSIZES[table[i, _KIND]]
+        if itemsize == 8:
+            numba.carray(target, (size,), np.int64)[:] = numba.carray(source, (size,), np.int64)
+        elif itemsize == 4:
+            numba.carray(target, (size,), np.int32)[:] = numba.carray(source, (size,), np.int32)
+        else:
+            numba.carray(target, (size,), np.int16)[:] = numba.carray(source, (size,), np.int16)
+    return 1
