@@ -4,12 +4,12 @@
 however small, and what Python asks of a tensor before its memory may be read takes another 2 us.
 A watch looks at every gradient at every step.
 
-Three functions, each over a whole table:
+Each function is one call that first asks torch, through its C interface, where each tensor's memory
+is and what lies there (`look` does no more), and then
 
-- `look` asks torch, through its C interface, where each tensor's memory is and what lies there;
-- `norms` takes 2-norms of what `look` has found, in fp64. Squares of finite fp32 numbers neither
-  overflow nor vanish there, so a norm is finite exactly when its tensor is;
-- `copy` writes what `look` has found to other places.
+- `norms`: takes 2-norms of it, in fp64. Squares of finite fp32 numbers neither overflow nor vanish
+  there, so a norm is finite exactly when its tensor is;
+- `copy`: writes it to other places, if it is what was there before.
 
 All keep the GIL: without it another thread might give the memory of a tensor away meanwhile.
 
@@ -53,34 +53,35 @@ _Table = types.CPointer(types.int64)
 _Norms = types.CPointer(types.float64)
 
 
+# Each takes first (functions, codes, tensors, count, rows), all but the count addresses of int64:
+# of :data:`CALLS`; the codes of the CPU, of the strided layout and of :data:`ITEMSIZES`; tensors of
+# torch, each as the address of its C++ object; a :data:`ROW` for each, which is written, and one
+# more as scratch space. Each returns -1 where torch raised an error.
+_TENSORS = (_Table, _Table, _Table, types.int64, _Table)
+
+
 @cache
 def look() -> Callable[[int, int, int, int, int], int]:
-    """Of (functions, kinds, tensors, count, rows), all but the count addresses of int64: of
-    :data:`CALLS`; the codes of the CPU, of the strided layout and of :data:`ITEMSIZES`; tensors of
-    torch, each as the address of its C++ object; a :data:`ROW` for each, and one more as
-    scratch space. Returns for how many torch raised an error."""
-    kinds = _Table, _Table, _Table, types.int64, _Table
-    return _compiled(_look, *kinds, returns=types.int64)
+    """Fills the rows; returns 0."""
+    return _compiled(_look, *_TENSORS)
 
 
 @cache
-def norms() -> Callable[[int, int, int, int], int]:
-    """Of (rows, count, most, norms): the 2-norms of tensors up to ``most`` elements; -1 of others
-    and of what is not floating-point. Returns how many are -1."""
-    kinds = _Table, types.int64, types.int64, _Norms
-    return _compiled(_take_norms, *kinds, returns=types.int64)
+def norms() -> Callable[[int, int, int, int, int, int, int], int]:
+    """With (…, most, norms): the 2-norms of tensors up to ``most`` elements; -1 of others and of
+    what is not floating-point. Returns how many are -1."""
+    return _compiled(_take_norms, *_TENSORS, types.int64, _Norms)
 
 
 @cache
-def copy() -> Callable[[int, int, int, int], int]:
-    """Of (rows, known rows, count, targets): copies each tensor's memory to its target, and returns
-    1; 0, and copies nothing, where a row is another than was known."""
-    kinds = _Table, _Table, types.int64, _Table
-    return _compiled(_copy, *kinds, returns=types.int64)
+def copy() -> Callable[[int, int, int, int, int, int, int], int]:
+    """With (…, known rows, targets): copies each tensor's memory to its target, and returns 1; 0,
+    and copies nothing, where a row is another than was known."""
+    return _compiled(_copy, *_TENSORS, _Table, _Table)
 
 
-def _compiled(function: Callable[..., int], *kinds: Any, returns: Any) -> Any:
-    signature = returns(*kinds)
+def _compiled(function: Callable[..., int], *kinds: Any) -> Any:
+    signature = types.int64(*kinds)
     try:
         made = numba.cfunc(signature, cache=True)(function)
     except (RuntimeError, OSError):  # numba: "no locator available"; a full disk
@@ -196,7 +197,8 @@ def _row(calls: Any, codes: Any, tensor: int, place: int, answer: Any, row: Any)
     return kind
 
 
-def _look(calls: Any, codes: Any, tensors: Any, count: int, rows: Any) -> int:
+@numba.njit
+def _fill(calls: Any, codes: Any, tensors: Any, count: int, rows: Any) -> int:
     functions = numba.carray(calls, (len(CALLS),))
     known = numba.carray(codes, (2 + len(ITEMSIZES),))
     table = numba.carray(rows, (count + 1, len(ROW)))  # the last row is for answers
@@ -210,6 +212,10 @@ def _look(calls: Any, codes: Any, tensors: Any, count: int, rows: Any) -> int:
         row[_KIND] = _row(functions, known, first + 8 * i, place, answer, row)
         failed += row[_KIND] == FAILED
     return failed
+
+
+def _look(calls: Any, codes: Any, tensors: Any, count: int, rows: Any) -> int:
+    return -1 if _fill(calls, codes, tensors, count, rows) else 0
 
 
 @numba.njit(fastmath={"reassoc", "contract"})  # so that the sum fills its vectors
@@ -244,7 +250,11 @@ def _sum_of_fp16(bits: Any) -> float:
     return total
 
 
-def _take_norms(rows: Any, count: int, most: int, found: Any) -> int:
+def _take_norms(
+    calls: Any, codes: Any, tensors: Any, count: int, rows: Any, most: int, found: Any
+) -> int:
+    if _fill(calls, codes, tensors, count, rows):
+        return -1
     table = numba.carray(rows, (count, len(ROW)))
     out = numba.carray(found, (count,))
     unknown = 0
@@ -266,7 +276,11 @@ def _take_norms(rows: Any, count: int, most: int, found: Any) -> int:
     return unknown
 
 
-def _copy(rows: Any, known: Any, count: int, targets: Any) -> int:
+def _copy(
+    calls: Any, codes: Any, tensors: Any, count: int, rows: Any, known: Any, targets: Any
+) -> int:
+    if _fill(calls, codes, tensors, count, rows):
+        return -1
     table = numba.carray(rows, (count, len(ROW)))
     before = numba.carray(known, (count, len(ROW)))
     for i in range(count):

@@ -2,9 +2,9 @@
 
 Python asks a tensor ten questions before its memory may be read, 2 us in all. Here compiled code
 asks them of all tensors together, through the C functions that torch has for code of its compiler
-(``aoti_torch_get_data_ptr`` and the like): each time anew, with the GIL held until the numbers are
-read, so that no address outlives the memory that it names. What it does not know for dense numbers is left to
-:mod:`ampscope.capture.tensors`, one tensor at a time.
+(``aoti_torch_get_data_ptr`` and the like). It asks each time anew, in the call that reads the
+numbers, with the GIL held: no address outlives the memory that it names. What it does not know for
+dense numbers is left to :mod:`ampscope.capture.tensors`, one tensor at a time.
 
 A handle of that interface is the address of a C++ ``at::Tensor``, which is one pointer;
 ``Tensor._cdata`` is that pointer. :func:`works` tries both on tensors of known memory before
@@ -71,19 +71,23 @@ class _Machine:
         """Others may write to it."""
         self._spaces.append(space)
 
-    def fill(self, space: _Space, tensors: Sequence[Tensor]) -> bool:
-        """Rows of tensors, which must be of a plain class. False where torch raised an error."""
+    def call(
+        self, function: Callable[..., int], tensors: Sequence[Tensor], space: _Space, *given: int
+    ) -> int:
+        """What one of the three says of tensors, which must be of a plain class; -1 where torch
+        raised an error."""
         global _has_failed
         handles = array("q", map(_pointers, tensors))
-        where = handles.buffer_info()[0]
-        if self.look(self._calls, self._codes, where, len(tensors), space.rows_at):
+        where, count = handles.buffer_info()[0], len(tensors)
+        answer = function(self._calls, self._codes, where, count, space.rows_at, *given)
+        if answer < 0:
             _has_failed = True  # once: torch has written a line to stderr
-        return not _has_failed
+        return answer
 
     def rows(self, tensors: Sequence[Tensor]) -> NDArray[np.int64]:
-        """As :meth:`fill`, in an array of their own."""
+        """What the kernel's ``look`` says of each."""
         space = _Space(len(tensors))
-        self.fill(space, tensors)
+        self.call(self.look, tensors, space)
         return space.rows[: len(tensors)]
 
 
@@ -109,9 +113,9 @@ def norms(tensors: Sequence[Tensor], most: int) -> tuple[NDArray[np.float64], in
     assert machine is not None
     space = machine.space(count)
     try:
-        if not machine.fill(space, tensors):
+        unknown = machine.call(machine.norms, tensors, space, most, space.norms_at)
+        if unknown < 0:
             return np.full(count, UNKNOWN), count
-        unknown = machine.norms(space.rows_at, count, most, space.norms_at)
         return space.norms[:count].copy(), unknown
     finally:
         machine.give_back(space)
@@ -156,9 +160,8 @@ class Copier:
             return False
         space = machine.space(count)
         try:
-            return machine.fill(space, self._sources) and bool(
-                machine.copy(space.rows_at, self._known_at, count, targets.buffer_info()[0])
-            )
+            given = self._known_at, targets.buffer_info()[0]
+            return machine.call(machine.copy, self._sources, space, *given) == 1
         finally:
             machine.give_back(space)
 

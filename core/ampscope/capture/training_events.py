@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
-from ampscope.capture.tensors import floating_tensors, in_backward, readable
+from ampscope.capture.tensors import floating_tensors, floats, in_backward, readable
 from ampscope.patches import Patches
 
 MOST_SCALED = 1024  # calls of ``scaler.scale`` that wait for their backward pass
@@ -462,7 +462,7 @@ def _losses(value: Any) -> list[Tensor]:
     """``value`` where it is one number that can be read."""
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         return []
-    loss = readable(value)
+    loss = floats(value)
     return [] if loss is None else [loss]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.watcher.models import WatchedModels
 
+_gradient = operator.attrgetter("grad")
 SUCCESSOR = (
     "An optimizer that watch() was not given steps parameters of one that watch() was given: it is "
     "taken for the successor, and its steps are recorded."
@@ -27,8 +29,9 @@ UNSEEN = (
 class _Held:
     """What an optimizer steps, as of its last step."""
 
-    ids: list[int]  # of all its parameters
-    ours: list[tuple[int, Tensor]]  # those of watched models, each with its position
+    parameters: list[Tensor]  # all of them
+    positions: list[int]  # of those of watched models
+    ours: list[Tensor]  # at these positions
     models: set[str]
 
 
@@ -86,12 +89,16 @@ class OurOptimizers:
     def gradients(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """Position of a parameter -> its gradient, where it has one."""
         parameters = parameters_of(optimizer)
-        ids = list(map(id, parameters))
         held = self._held.get(optimizer)
-        if held is None or held.ids != ids:
-            held = self._held[optimizer] = self._found(parameters, ids)
-        unknown = len(ids) - len(held.ours)
-        found = {i: gradient for i, p in held.ours if (gradient := p.grad) is not None}
+        if (
+            held is None
+            or len(held.parameters) != len(parameters)
+            or not all(map(operator.is_, held.parameters, parameters))
+        ):
+            held = self._held[optimizer] = self._found(parameters)
+        unknown = len(parameters) - len(held.ours)
+        gradients = map(_gradient, held.ours)
+        found = {i: g for i, g in zip(held.positions, gradients, strict=True) if g is not None}
         if unknown > self._unseen.get(optimizer, 0):  # once for each that came
             self._unseen[optimizer] = unknown
             self._say(UNSEEN.format(unknown), False)
@@ -100,17 +107,18 @@ class OurOptimizers:
     def with_gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
         """The watched parameters that it steps and that have a gradient now."""
         held = self._held.get(optimizer)
-        return (p for _, p in ([] if held is None else held.ours) if p.grad is not None)
+        return (p for p in ([] if held is None else held.ours) if p.grad is not None)
 
     def models(self, optimizer: Optimizer) -> set[str]:
         """The models whose parameters it steps, as of its last :meth:`gradients`."""
         held = self._held.get(optimizer)
         return set() if held is None else held.models
 
-    def _found(self, parameters: Sequence[Tensor], ids: list[int]) -> _Held:
+    def _found(self, parameters: list[Tensor]) -> _Held:
         places = ((self._models.position(p), p) for p in parameters)
-        ours = [(i, p) for i, p in places if i is not None]
-        return _Held(ids, ours, {self._models.parameters[i].model for i, _ in ours})
+        ours = {i: p for i, p in places if i is not None}
+        models = {self._models.parameters[i].model for i in ours}
+        return _Held(parameters, list(ours), list(ours.values()), models)
 
     def stepped(self, optimizers: Sequence[Optimizer]) -> int:
         """Note that these ``optimizers`` have made one step together; nearly always it is one.

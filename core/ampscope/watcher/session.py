@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture import tensor_table
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
@@ -136,6 +137,8 @@ class Session(TrainingListener):
             run = self.recorder.path, self.recorder.run_id
             self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
         self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
+        if self._device.type == "cpu":
+            self.guard.call(tensor_table.works)  # compiles now, and not within a step
         self.attach(0)
 
     def attach(self, step: int) -> None:
