@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.tensors import PLAIN
 
@@ -34,6 +35,7 @@ _NAMES = ("float32", "bfloat16", "float16", "float64", "int64")  # of their code
 _pointers = attrgetter("_cdata")
 UNKNOWN = -1.0  # for a norm: the tensor has to be looked at alone
 _WIDTH = 4  # of a row
+_transformation = torch._C._functorch.peek_interpreter_stack
 _has_failed = False  # torch raised an error: it is asked no more
 
 
@@ -94,7 +96,9 @@ class _Machine:
 def works() -> bool:
     """Whether tensors can be looked at in this way here. The first call loads numba and compiles,
     or reads what it has compiled before."""
-    return not _has_failed and _machine() is not None
+    if _has_failed or _transformation() is not None:  # inside torch.func tensors have no memory
+        return False
+    return _machine() is not None
 
 
 def norms(tensors: Sequence[Tensor], most: int) -> tuple[NDArray[np.float64], int]:
@@ -183,7 +187,11 @@ def _machine() -> _Machine | None:
     except AttributeError:
         return None
     machine = _Machine((kernel.look(), kernel.norms(), kernel.copy()), calls, known)
-    return machine if _is_right(machine) else None
+    try:  # whatever surrounds the first call: a mode, a default device
+        with torch._C.DisableTorchFunction(), no_dispatch(), torch.no_grad():
+            return machine if _is_right(machine) else None
+    except Exception:  # of any kind: then this is not the torch that is known here
+        return None
 
 
 def _library() -> ctypes.CDLL | None:

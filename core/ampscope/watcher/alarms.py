@@ -150,6 +150,8 @@ class Alarms:
             return []
         loss = step.loss
         is_bad = loss is not None and not math.isfinite(loss)
+        if not (is_bad or signs.bad_gradient or signs.bad_weight):  # nearly always
+            return self._calm("nonfinite_loss") + self._calm("nonfinite_gradient")
         text = f"The loss is {value(loss)}."
         # What GradScaler leaves out is its search for a scale, or skips_in_a_row.
         is_search = step.skipped and signs.is_search
@@ -170,12 +172,14 @@ class Alarms:
         count = self._zeros[signs.optimizer] = (
             self._zeros.get(signs.optimizer, 0) + 1 if is_zero else 0
         )
+        if count < bound:
+            return self._calm("zero_gradients")
         text = (
             f"Every gradient was exactly zero in the last {count} steps, and the loss was not: "
             "nothing is learned. In fp16 they underflow without a loss scale; otherwise the loss "
             "does not depend on the parameters."
         )
-        return self._ring("zero_gradients", count >= bound, step, text, float(count))
+        return self._ring("zero_gradients", True, step, text, float(count))
 
     def _spike(self, step: StepRecord, signs: Signs) -> list[Event]:
         if not self.bounds.spike or step.loss is None or not math.isfinite(step.loss):
@@ -184,8 +188,10 @@ class Alarms:
         if detector is None:
             detector = self._spikes[signs.optimizer] = SpikeDetector(self.bounds.spike)
         usual = detector.largest
+        if not detector.saw(step.loss):
+            return self._calm("loss_spike")
         text = f"The loss jumped to {step.loss:.6g} and stays; the largest before was {usual:.6g}."
-        return self._ring("loss_spike", detector.saw(step.loss), step, text, step.loss)
+        return self._ring("loss_spike", True, step, text, step.loss)
 
     def _stalled(self, step: StepRecord, signs: Signs) -> list[Event]:
         if signs.stalled is None or not self.bounds.stalled_share:
@@ -202,11 +208,13 @@ class Alarms:
         bound = self.bounds.scale_below
         if step.scale is None or not bound:
             return []
+        if not step.scale < bound:  # NaN is not
+            return self._calm("scale_collapse")
         text = (
             f"The loss scale fell to {step.scale:g}. At a scale this low gradients underflow, and "
             "what overflows is the model itself: find the module, or train in bf16."
         )
-        return self._ring("scale_collapse", step.scale < bound, step, text, step.scale)
+        return self._ring("scale_collapse", True, step, text, step.scale)
 
     def _skipped(self, step: StepRecord) -> list[Event]:
         self._skips = self._skips + 1 if step.skipped else 0
@@ -214,12 +222,13 @@ class Alarms:
         bound = self.bounds.skips_in_a_row
         if not bound or (not self._was_taken and (step.scale or 0.0) > CALIBRATED_BELOW):
             return []  # a high init_scale takes many skips to come down
+        if self._skips < bound:
+            return self._calm("skips_in_a_row")
         text = (
             f"GradScaler has left out {self._skips} steps in a row: the gradients are not finite "
             "at any scale that it tried lately. The capsule of this run says where they come from."
         )
-        ringing = self._skips >= bound
-        return self._ring("skips_in_a_row", ringing, step, text, float(self._skips))
+        return self._ring("skips_in_a_row", True, step, text, float(self._skips))
 
     def _lost(self, step: StepRecord, gradients: Frame | None) -> list[Event]:
         bound = self.bounds.lost_share
@@ -251,12 +260,16 @@ class Alarms:
         self, name: str, ringing: bool, step: StepRecord, text: str, value: float | None = None
     ) -> list[Event]:
         if not ringing:
-            self._ringing.discard(name)
-            return []
+            return self._calm(name)
         if name in self._ringing:
             return []
         self._ringing.add(name)
         return [Event(step.step, "alarm", name, text, value=value)]
+
+    def _calm(self, name: str) -> list[Event]:
+        """The alarm does not ring: its text, of no use, is not written."""
+        self._ringing.discard(name)
+        return []
 
 
 def lost_share(gradients: Frame) -> float | None:

@@ -14,7 +14,7 @@ import operator
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -170,7 +170,6 @@ class FlightRecorder:
 
 MOST_SPARE = 2  # sets of copies that wait for the next call
 SMALL_BYTES = 1 << 20  # of buffers in all: a copy of more had better release the GIL
-_values = operator.methodcaller("values")
 _WORDS = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
@@ -266,18 +265,19 @@ class Changing:
     def __init__(self, module: nn.Module, names: frozenset[str], held: dict[str, Tensor]) -> None:
         """``held``: those of ``names`` that can be copied, as they are now."""
         self.names = names
-        self._children = [part._modules for part in module.modules()]
-        self._known_children = list(self._all_children())
+        children = [part._modules for part in module.modules()]
+        self._leaves = [some for some in children if not some]  # of the module tree
+        self._children = [some.values() for some in children if some]
+        self._known_children = list(itertools.chain.from_iterable(self._children))
         self._names = sorted(
             (n for n in held if held[n].numel()),
             key=lambda n: (str(held[n].device), str(held[n].dtype)),
         )
         self._held = [held[name] for name in self._names]
         self._sources = list(map(_written, self._held))
-        self._places = []
-        for name in self._names:
-            path, _, own = name.rpartition(".")
-            self._places.append((module.get_submodule(path)._buffers, own))
+        paths = [name.rpartition(".") for name in self._names]
+        self._owners = [module.get_submodule(path)._buffers for path, _, _ in paths]
+        self._own_names = [own for _, _, own in paths]
         self._copier = Copier(self._held if _bytes_of(self._held) <= SMALL_BYTES else ())
         self._known = self._facts()
         self._owner = object()  # and not itself: copies outlive the buffers
@@ -288,17 +288,15 @@ class Changing:
     def is_current(self) -> bool:
         """Whether the modules and the buffers are still the same, and the buffers in memory. Of
         the memory :meth:`copy_to` may know more."""
-        now = [buffers.get(own) for buffers, own in self._places]
-        children = list(self._all_children())
+        now = list(map(dict.get, self._owners, self._own_names))
+        children = list(itertools.chain.from_iterable(self._children))
         return (
-            len(children) == len(self._known_children)
+            not any(self._leaves)
+            and len(children) == len(self._known_children)
             and all(map(operator.is_, now, self._held))
             and all(map(operator.is_, children, self._known_children))
             and (self._copier.is_possible or self._facts() == self._known)
         )
-
-    def _all_children(self) -> Iterator[nn.Module | None]:
-        return itertools.chain.from_iterable(map(_values, self._children))
 
     def _facts(self) -> list[tuple[int, torch.Size]]:
         """What would change with the buffers' memory."""

@@ -114,6 +114,7 @@ class Session(TrainingListener):
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
+        self._peak = Peak(self._device)
         # A step whose numbers are on their way from the device, and what it ran.
         self._late: tuple[Ended, list[Forward]] | None = None
         self._stack = contextlib.ExitStack()
@@ -316,7 +317,7 @@ class Session(TrainingListener):
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
-            peak_bytes(self._device), time.time(), frames, nonfinite,
+            self._peak.bytes(started), time.time(), frames, nonfinite,
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
@@ -503,6 +504,23 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
     return [Event(0, "note", "cannot be seen", text) for text in found]
+
+
+class Peak:
+    """Peak memory of a device so far. To ask a CPU's takes 20 us, so short steps share a look."""
+
+    EVERY_S = 0.1
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._bytes = 0
+        self._next = 0.0
+
+    def bytes(self, now: float) -> int:
+        """At ``now``, as `time.perf_counter` has it."""
+        if now >= self._next or self._device.type != "cpu":
+            self._bytes, self._next = peak_bytes(self._device), now + self.EVERY_S
+        return self._bytes
 
 
 def tightened(step: int) -> Event:
