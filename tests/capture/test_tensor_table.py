@@ -81,11 +81,14 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
     "complex": lambda: torch.ones(3, dtype=torch.complex64),
     "8 bits": lambda: torch.ones(3).to(torch.float8_e5m2),
     "large": lambda: torch.ones(MOST + 1),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "none": lambda: torch.ones(0),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR", "ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested"
+)
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_are_left_to_the_door(name: str) -> None:
     other = OTHERS[name]()

@@ -34,6 +34,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.in
 _NAMES = ("float32", "bfloat16", "float16", "float64", "int64")  # of their codes in torch's library
 _pointers = attrgetter("_cdata")
 UNKNOWN = -1.0  # for a norm: the tensor has to be looked at alone
+_nested = attrgetter("is_nested")  # which have no sizes: torch raises where they are asked
 _WIDTH = 4  # of a row
 _transformation = torch._C._functorch.peek_interpreter_stack
 _has_failed = False  # torch raised an error: it is asked no more
@@ -107,9 +108,9 @@ def norms(tensors: Sequence[Tensor], most: int) -> tuple[NDArray[np.float64], in
     count = len(tensors)
     if not count or not tensors[0].is_cpu or not works():
         return np.full(count, UNKNOWN), count
-    if not PLAIN.issuperset(map(type, tensors)):
+    if not PLAIN.issuperset(map(type, tensors)) or any(map(_nested, tensors)):
         found = np.full(count, UNKNOWN)
-        places = [place for place, tensor in enumerate(tensors) if type(tensor) in PLAIN]
+        places = [i for i, t in enumerate(tensors) if type(t) in PLAIN and not t.is_nested]
         some, unknown = norms([tensors[place] for place in places], most)
         found[places] = some
         return found, count - len(places) + unknown
@@ -125,13 +126,17 @@ def norms(tensors: Sequence[Tensor], most: int) -> tuple[NDArray[np.float64], in
         machine.give_back(space)
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_cpu and type(tensor) in PLAIN and not tensor.is_nested
+
+
 class Copier:
     """Copies some tensors, as long as each is what it was when this was made."""
 
     def __init__(self, sources: Sequence[Tensor]) -> None:
         self._sources = list(sources)
         self._known: NDArray[np.int64] | None = None
-        if sources and all(s.is_cpu and type(s) in PLAIN for s in sources) and works():
+        if sources and all(map(_is_plain, sources)) and works():
             machine = _machine()
             assert machine is not None
             rows = machine.rows(self._sources)
