@@ -52,7 +52,6 @@ from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
 from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
-from app.loss_scale import optimizers, skip_evidence
 from app.runs import run_page
 from app.runs.module_names import names_by_index, pick_module, short_names
 from app.text import count, cut, percent, plural, power, power_of_two, share
@@ -343,7 +342,7 @@ def _bad_steps(run: RunInfo) -> list[tuple[int, str]]:
     steps = store.steps(run)
     if not any(map(is_bad, steps)):
         return []
-    causes = skip_causes(steps, optimizers(run), skip_evidence(run, 0))
+    causes = skip_causes(steps, run_page.optimizers(run), run_page.skip_evidence(run, 0))
     searches = (SkipCause.CALIBRATION, SkipCause.GROWTH)
     return [
         (s.step, _why_bad(s)) for s in steps if is_bad(s) and causes.get(s.step) not in searches

@@ -13,19 +13,20 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis import underflow
-from ampscope.analysis.skips import BadStep, SkipCause, SkipEvidence, bad_steps, skip_causes
+from ampscope.analysis.skips import BadStep, SkipCause, bad_steps, skip_causes
 from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
-from ampscope.observations import Call, OptimizerStep
+from ampscope.observations import Call
 from ampscope.records import Frame, NonFiniteRecord, Role, RunInfo, StepRecord, StepTotals
 from ampscope.report import training_words
 from ampscope.scalers import replay as lab
 from ampscope.store.reader import Reader
-from ampscope.store.series import bad_gradients, first_nonfinite
+from ampscope.store.series import first_nonfinite
 from app import chart, links, states, store
 from app.figures.loss_scale import replayed_scales, scale_windows
 from app.figures.training import scale_trajectory
+from app.runs import run_page
 from app.runs.module_names import name_of
 from app.runs.run_page import sentence
 from app.text import cut, percent, plural, power_of_two
@@ -293,12 +294,14 @@ def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
     whole = {s.step: s for s in (*store.steps(run), *found.steps)}
     steps = [whole[number] for number in sorted(whole)]
     if found.totals.steps <= store.POINTS:
-        every = bad_steps(steps, _all_firsts(run), optimizers(run), skip_evidence(run, 0))
+        every = bad_steps(
+            steps, _all_firsts(run), run_page.optimizers(run), run_page.skip_evidence(run, 0)
+        )
         shown = [b for b in every if found.span[0] <= b.step <= found.span[1]]
         return BadSteps(shown, len(shown))
     bad = [step for step in found.steps if is_bad(step)]
-    known = skip_evidence(run, bad[-MOST:][0].step if bad else 0)
-    causes = skip_causes(steps, optimizers(run), known)
+    known = run_page.skip_evidence(run, bad[-MOST:][0].step if bad else 0)
+    causes = skip_causes(steps, run_page.optimizers(run), known)
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
     rows = [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
@@ -308,22 +311,8 @@ def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
 
 
 @store.of_run
-def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
-    """Whose each step is, in a script's run; nothing of any other."""
-    seen = reader.observations(run_id)
-    return {o.step: o.optimizer for o in seen if isinstance(o, OptimizerStep)}
-
-
-@store.of_run
 def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
     return first_nonfinite(reader, run_id)
-
-
-@store.of_run
-def skip_evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
-    """What is known of the bad gradients of the steps from ``first_step`` on."""
-    found = bad_gradients(reader, run_id, first_step)
-    return {step: SkipEvidence(*counts) for step, counts in found.items()}
 
 
 @store.of_run

@@ -3,7 +3,7 @@
     run = run_page.open_run("Gradients")     # stops here when there is nothing to show
 
 Also here: the ranks of a distributed training to choose from, the teacher's switch, files to take
-home, and the sentence on safe loss scales.
+home, the sentence on safe loss scales, and what explains skipped steps.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pathlib import Path
 import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
+from ampscope.analysis.skips import SkipEvidence
 from ampscope.analysis.underflow import ScaleWindow
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
+from ampscope.observations import OptimizerStep
 from ampscope.records import RunInfo
 from ampscope.report import verdict_words
 from ampscope.report.build import document, of_reports
@@ -26,6 +28,7 @@ from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
 from ampscope.report.run_words import file_name, rules
 from ampscope.store.reader import Reader
+from ampscope.store.series import bad_gradients
 from app import chart, links, options, permissions, run_rows, states, store
 from app.permissions import ClassRole
 from app.runs import diagnoses, live
@@ -386,3 +389,20 @@ def sentence(
 def _first(modules: Sequence[int], names: Mapping[int, str]) -> str:
     more = f" and {len(modules) - 1} more" if modules[1:] else ""
     return names.get(modules[0], "?") + more
+
+
+# What explains a run's skipped steps (:func:`ampscope.analysis.skips.skip_causes`).
+
+
+@store.of_run
+def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
+    """Whose each step is, in a script's run; nothing of any other."""
+    seen = reader.observations(run_id)
+    return {o.step: o.optimizer for o in seen if isinstance(o, OptimizerStep)}
+
+
+@store.of_run
+def skip_evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
+    """What is known of the bad gradients of the steps from ``first_step`` on."""
+    found = bad_gradients(reader, run_id, first_step)
+    return {step: SkipEvidence(*counts) for step, counts in found.items()}
