@@ -100,10 +100,10 @@ INF = SkipEvidence(first_inf=3, nan=9, inf=3)
         (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=8186.0), "unclear"),
         (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=math.inf), "fault"),
         (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=math.nan), "fault"),
-        # Only NaN: nothing overflowed on the way.
-        (SPIKED, SkipEvidence(first_nan=2, nan=7), "born as NaN"),
+        # Only NaN: 0/0, or Inf - Inf on the way to the weights.
+        (SPIKED, SkipEvidence(first_nan=2, nan=7), "NaN alone"),
         ([(2.0, False, 1.0), (1.0, True, 1.0), (0.5, False, 1.0)], SkipEvidence(2, 0, 7, 0),
-         "born as NaN"),
+         "NaN alone"),
         # Inf - Inf is NaN: while a smaller scale helps, the search for one explains it.
         ([(8.0, True, 1.0), (4.0, False, 1.0)], SkipEvidence(2, 0, 7, 0), "calibration"),
     ],

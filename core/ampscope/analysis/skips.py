@@ -34,8 +34,9 @@ from ampscope.records import StepRecord
 #                     too large for it in fp32 as well (a shadow was run at the skip); or, without
 #                     a shadow: the loss had doubled, the first bad gradient holds Inf and no NaN,
 #                     and the next step was taken at half the scale
-#     born as NaN     no gradient holds Inf, some hold NaN: nothing overflowed, a formula gave 0/0
-#                     or the like, and no scale helps
+#     NaN alone       no weight's gradient holds Inf, some hold NaN: a formula gave 0/0 or the like,
+#                     and no scale helps; or Inf met Inf or zero before it came to a weight, which
+#                     the gradients of outputs show
 #     fault           the loss itself was not finite, fp32's gradients are not finite either, or
 #                     they still were not at a scale of 1, where nothing is multiplied any more
 #     unclear         none of these: where a step near it was taken at this scale, a batch with
@@ -54,7 +55,7 @@ class SkipCause(StrEnum):
     CALIBRATION = "calibration"
     GROWTH = "growth probing"
     SPIKE = "spike"
-    BORN_NAN = "born as NaN"
+    NAN_ALONE = "NaN alone"
     FAULT = "fault"
     UNCLEAR = "unclear"
 
@@ -137,14 +138,14 @@ def _cause(
     largest = known.fp32_largest
     if largest is not None and not math.isfinite(largest):
         return SkipCause.FAULT
-    born_nan = known.nan > 0 and known.inf == 0
+    nan_alone = known.nan > 0 and known.inf == 0
     if step.scale <= UNSCALED:
-        return SkipCause.BORN_NAN if born_nan else SkipCause.FAULT
+        return SkipCause.NAN_ALONE if nan_alone else SkipCause.FAULT
     taken = [s.scale for s in (*before, *after) if not s.skipped and s.scale is not None]
     if search is not None and next_scale is not None and max((*taken, next_scale)) < step.scale:
         return search
-    if born_nan:
-        return SkipCause.BORN_NAN
+    if nan_alone:
+        return SkipCause.NAN_ALONE
     if largest is not None and largest * step.scale > FP16.max:
         return SkipCause.SPIKE
     halved = bool(after) and not after[0].skipped and (after[0].scale or 0.0) <= step.scale / 2
@@ -167,7 +168,7 @@ def counted(causes: dict[int, SkipCause]) -> str:
         SkipCause.CALIBRATION: ("calibration", "calibrations"),
         SkipCause.GROWTH: ("probe of a grown scale", "probes of a grown scale"),
         SkipCause.SPIKE: ("spike", "spikes"),
-        SkipCause.BORN_NAN: ("born as NaN", "born as NaN"),
+        SkipCause.NAN_ALONE: ("NaN alone", "NaN alone"),
         SkipCause.FAULT: ("fault", "faults"),
         SkipCause.UNCLEAR: (WITHOUT_SHADOW, WITHOUT_SHADOW),
     }
