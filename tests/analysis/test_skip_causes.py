@@ -102,6 +102,7 @@ INF = SkipEvidence(first_inf=3, nan=9, inf=3)
         (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=math.nan), "fault"),
         # Only NaN: 0/0, or Inf - Inf on the way to the weights.
         (SPIKED, SkipEvidence(first_nan=2, nan=7), "NaN alone"),
+        (SPIKED, SkipEvidence(first_nan=2, nan=7, fp32_largest=8190.0), "spike"),
         ([(2.0, False, 1.0), (1.0, True, 1.0), (0.5, False, 1.0)], SkipEvidence(2, 0, 7, 0),
          "NaN alone"),
         # Inf - Inf is NaN: while a smaller scale helps, the search for one explains it.

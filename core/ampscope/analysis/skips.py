@@ -144,10 +144,10 @@ def _cause(
     taken = [s.scale for s in (*before, *after) if not s.skipped and s.scale is not None]
     if search is not None and next_scale is not None and max((*taken, next_scale)) < step.scale:
         return search
-    if nan_alone:
-        return SkipCause.NAN_ALONE
     if largest is not None and largest * step.scale > FP16.max:
         return SkipCause.SPIKE
+    if nan_alone:
+        return SkipCause.NAN_ALONE
     halved = bool(after) and not after[0].skipped and (after[0].scale or 0.0) <= step.scale / 2
     if halved and known.first_inf and not known.first_nan and _has_doubled(step, before):
         return SkipCause.SPIKE
