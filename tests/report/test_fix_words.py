@@ -88,6 +88,11 @@ HALF_LINES = {
     "scores = torch.einsum('ij,kj->ik', batch['q'], k) / self.tau": 64 * 90_000 / 8,
     "scores = (q * k[:, :]).sum(dim=dim)": 64 * 90_000,
     "scores = wide.pow(2).sum(dim)": 64 * 90_000,  # a script's own name is none of the patch's
+    "scores = (q * k).sum(dim, dtype=q.dtype)": 64 * 90_000,  # a dtype is what overflows here
+    "scores = (q * k).sum(dim, dtype=torch.float16)": 64 * 90_000,
+    "scores = q.float().mul(k).to(q.dtype).sum(dim)": 64 * 90_000,
+    "scores = torch.cat([q, wide], dim).pow(2).sum(dim)": 128 * 90_000,
+    "scores = torch.stack(batch['pair']).pow(2).sum((0, 2))": 128 * 90_000,
     "return F.normalize(q.square() + q, dim=dim).sum(dim) * tau": 64.0,  # 64 equal ones: 8
 }
 
@@ -100,7 +105,12 @@ def test_a_line_in_fp32_is_code_that_cures_where_it_is_pasted(code: str) -> None
     helpers, found, statement = patch.partition("# in place of train.py:6\n")
     assert found
     half = torch.full((2, 64), 300.0, dtype=torch.float16)
-    names: dict[str, Any] = {"q": half, "k": half, "wide": half, "batch": {"q": half}}
+    names: dict[str, Any] = {
+        "q": half,
+        "k": half,
+        "wide": half,
+        "batch": {"q": half, "pair": (half, half)},
+    }
     names |= {"tau": 8, "dim": -1, "F": nn.functional}
     for written, is_fixed in ((code, False), (statement, True)):
         body = "".join(f"        {line}\n" for line in written.splitlines())

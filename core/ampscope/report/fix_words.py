@@ -260,9 +260,16 @@ _WIDE = """import contextlib
 import torch
 
 
+HALF = torch.float16, torch.bfloat16
+
+
 def as_fp32(value):
-    \"\"\"A half tensor in fp32; anything else unchanged.\"\"\"
-    return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+    \"\"\"A half tensor in fp32, fp32 for a half dtype; anything else unchanged.\"\"\"
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in HALF else value
+    if type(value) in (list, tuple):
+        return type(value)(map(as_fp32, value))
+    return value.float() if torch.is_tensor(value) and value.dtype in HALF else value
 
 
 def autocast_off():
@@ -316,6 +323,7 @@ def _widened(code: str) -> str:
 class _Widener(ast.NodeTransformer):
     """Puts each value that an expression reads into ``as_fp32()``; functions and modules stay."""
 
+    _HALF = frozenset(("float16", "half", "bfloat16"))
     _MODULES = frozenset(("torch", "F", "nn", "np", "numpy", "math", "functional", "einops"))
 
     def __init__(self) -> None:
@@ -326,7 +334,9 @@ class _Widener(ast.NodeTransformer):
         return self._wide(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """``self.weight``, ``batch.x``, and what a call gives."""
+        """``self.weight``, ``batch.x``, ``torch.float16``, and what a call gives."""
+        if _root(node) == "torch" and node.attr in self._HALF:
+            return ast.Attribute(node.value, "float32", ast.Load())
         return self._wide(node) if _root(node) else self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
