@@ -145,6 +145,19 @@ def test_a_mask_constant_beyond_65504_is(constant: float) -> None:
     assert firing(replace(MASK, scalars=(constant,))) == ["mask_constant_overflow"]
 
 
+def test_a_mask_constant_is_named_also_where_a_cast_made_it_infinite() -> None:
+    cast = replace(
+        MASK, op="aten._to_copy", inputs=(tensor(1e9),), scalars=(), fp32_max=1e9, tracked=False
+    )
+    for op, expected in (
+        (cast, "A constant of magnitude 1e+09 of"),
+        (replace(MASK, scalars=(-1e9, 0.0)), "The constant -1e+09 of"),
+    ):
+        found = answers(fails_forward(op))["mask_constant_overflow"]
+        assert found.status is Status.FOUND
+        assert found.reason.startswith(expected)
+
+
 def test_bf16_holds_a_mask_constant_of_a_billion() -> None:
     wide = replace(MASK, scalars=(-1e9,), dtype="bf16")
     assert "mask_constant_overflow" not in firing(wide)

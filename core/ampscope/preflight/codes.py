@@ -36,7 +36,7 @@ _CODES = (
     _cause(
         "mask_constant_overflow", "error",
         "A number beyond 65,504 is written into a tensor that is fp16: cast by hand, or the result of a matmul under fp16 autocast.",
-        "torch.finfo(scores.dtype).min, -1e4, or float('-inf').",
+        "torch.finfo(scores.dtype).min, or -1e4; -inf gives NaN in a row that is masked completely.",
     ),
     _cause(
         "norm_eps_underflow", "warning",

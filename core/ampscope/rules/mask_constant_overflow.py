@@ -11,7 +11,8 @@ Blind spots
     A constant that is cast to infinity without harm is not reported.
 
 Remedy
-    torch.finfo(scores.dtype).min, -1e4, or a boolean mask.
+    torch.finfo(scores.dtype).min, or -1e4. A mask with -inf gives NaN in a row that is masked
+    completely.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from ampscope.control import Control
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, island, op_verdict, place
 
-TEXT = "Use torch.finfo(scores.dtype).min, or a boolean mask with -inf."
+TEXT = (
+    "Use torch.finfo(scores.dtype).min in its place; not -inf, which gives NaN where a row is "
+    "masked completely."
+)
 PATCH = "scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)\n"
 
 
@@ -37,9 +41,9 @@ def check(evidence: Evidence) -> Verdict:
     if not isinstance(found, RootOp):
         return found
     op = found.op
-    reason = (
-        f"The constant {min(op.scalars, default=0.0):g} of {place(op)} does not fit {op.dtype}."
-    )
+    largest = "" if op.fp32_max is None else f" of magnitude {op.fp32_max:g}"
+    constant = f"The constant {min(op.scalars):g}" if op.scalars else f"A constant{largest}"
+    reason = f"{constant} of {place(op)} does not fit {op.dtype}."
     fix = Fix("rewrite_op", TEXT, PATCH, island(op, "", "").controls)
     return op_verdict(found, reason, fix)
 

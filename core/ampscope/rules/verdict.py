@@ -134,8 +134,8 @@ def sample(op: BadOp) -> str:
 def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
     """What went in, and what fp32 would have given."""
     found = [
-        Measurement(f"largest input {n}", operand.max_abs, run=run, step=op.step)
-        for n, operand in enumerate(op.inputs)
+        Measurement(f"largest magnitude of input {n}", operand.max_abs, run=run, step=op.step)
+        for n, operand in enumerate(op.inputs, start=1)
         if operand.max_abs is not None
     ]
     limit = FORMATS[op.dtype].max if op.dtype in FORMATS else FP16_MAX
