@@ -153,6 +153,24 @@ def test_bad_data_that_the_script_leaves_out_in_every_precision_are_latent(op: B
     assert "leaves such batches out (3 so far)" in found.latent[0].verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "bad", "step", "latent"),
+    [
+        ("input 0 of GPT", {"nan": 1}, 4, ["bad_input_data"]),
+        ("input 0 of GPT", {"nan": 1}, 5, []),  # of a batch that was trained on
+        ("input 1 of GPT", {"inf": 120}, 4, []),  # a mask
+    ],
+)
+def test_a_bad_sample_of_a_batch_that_is_left_out_is_latent(
+    name: str, bad: dict[str, int], step: int, latent: list[str]
+) -> None:
+    sample = scan("batch", "batch", name, step=step, **bad)
+    read = Call(100, 4, "read", subject=READ_LOSS, line=LINE, note="-1")
+    both = [run(steps(), sample, calls=[read], control=control) for control in ("as_is", "fp32")]
+    found = diagnose(evidence(*both))
+    assert (found.verdict, [f.cause for f in found.latent]) == ("no_fault", latent)
+
+
 def test_a_mean_over_no_label_is_no_bad_data() -> None:
     """Two batches of five have no label, and the script leaves out their loss of NaN."""
     mean = bad_op(

@@ -75,10 +75,13 @@ def _found(evidence: Evidence) -> Verdict:
             " control makes it too.",
             Fix("fix_data", "Repair or drop the bad samples.", PATCH),
         )
-    if not evidence.fp32_fails:
+    if evidence.fp32_fails:
+        bad = evidence.fp32.first_bad_step
+        own, reference = _first(evidence.baseline, bad), _first(evidence.fp32, bad)
+    elif evidence.symptoms:
         return passed("fp32 trains on every batch: no input value did harm.")
-    bad = evidence.fp32.first_bad_step
-    own, reference = _first(evidence.baseline, bad), _first(evidence.fp32, bad)
+    else:
+        own, reference = _left_out(evidence.baseline), _left_out(evidence.fp32)
     if own is None or reference is None:
         return passed("Nothing that is not finite came in where fp32 first fails.")
     return Verdict(
@@ -117,6 +120,14 @@ def _prepares_data(op: BadOp) -> bool:
 def _first(run: RunView, bad: int | None) -> ForeignValue | None:
     """What came in new at step ``bad``; at any when fp32 has no bad step of its own."""
     return min((v for v in foreign_values(run) if bad is None or v.step == bad), default=None)
+
+
+def _left_out(run: RunView) -> ForeignValue | None:
+    """NaN that came in with a batch which the script then left out for its loss."""
+    steps = {c.step for c in run.guarded_losses}
+    return min(
+        (v for v in foreign_values(run) if v.step in steps and not v.is_infinite), default=None
+    )
 
 
 RULE = Rule(
