@@ -26,6 +26,12 @@ class Cause:
         """The title with its code, as every surface names a cause: "… (AMP012)"."""
         return f"{self.title} ({self.code})"
 
+    @property
+    def inside(self) -> str:
+        """The same within a sentence: "the data holds NaN or infinity (AMP028)"."""
+        keeps_case = self.title.startswith("BatchNorm")
+        return self.titled if keeps_case else self.titled[0].lower() + self.titled[1:]
+
 
 _CAUSES = (
     Cause("AMP001", "activation_overflow", "An activation overflowed", "A linear, convolution, residual addition or cast has a result beyond the format's largest number."),

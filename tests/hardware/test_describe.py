@@ -96,7 +96,7 @@ def test_a_cpu(flags: tuple[str, ...] | None, has: str, lacks: str) -> None:
     assert words.endswith("not from a measurement.")
     assert "faster" not in words
     assert one_line(told) == (
-        "CPU Some CPU, 2 cores · no CUDA · torch 2.13.0+cpu · runs rehearse CUDA's rules"
+        "CPU Some CPU, 2 cores · no CUDA · torch 2.13.0+cpu · probes rehearse CUDA's rules"
     )
 
 

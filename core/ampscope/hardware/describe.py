@@ -46,7 +46,7 @@ def one_line(report: HardwareReport) -> str:
     """Device, capability, torch and policy: "CPU AMD EPYC, 2 cores · … · rehearses CUDA"."""
     torch = f"torch {report.software.torch}" if report.software.torch else "torch not installed"
     if not uses_cuda(report):
-        return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · runs rehearse CUDA's rules"
+        return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · probes rehearse CUDA's rules"
     return f"{_gpu_names(report)} · {torch} · runs follow CUDA's own rules"
 
 

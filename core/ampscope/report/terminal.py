@@ -95,7 +95,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
         parts.append(_said(f"{fix_words.seen(report)} Each run: {tried}."))
     if finding.consequences:
         causes = (CAUSES[c.cause] for c in finding.consequences)
-        names = ", ".join(f"{cause.title.lower()} ({cause.code})" for cause in causes)
+        names = ", ".join(cause.inside for cause in causes)
         parts.append(_said(f"Consequences: {names}."))
     title = escape(verdict_words.heading(finding, "Root cause" if first else "Also found"))
     return Panel(Group(*parts), title=title, title_align="left")

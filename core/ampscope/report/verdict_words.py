@@ -63,7 +63,7 @@ def no_fault(report: DiagnosisResult) -> str:
     use = report.precision
     said = report.scope or ("No fault found." if use is None else precision_no_fault(use))
     latent = (CAUSES[f.cause] for f in report.diagnosis.latent)
-    titles = "; ".join(f"{cause.title.lower()} ({cause.code})" for cause in latent)
+    titles = "; ".join(cause.inside for cause in latent)
     return f"{said} Latent, without harm so far: {titles}." if titles else said
 
 
