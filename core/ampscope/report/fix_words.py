@@ -206,7 +206,11 @@ def trial_rows(report: DiagnosisResult) -> tuple[tuple[str, ...], ...]:
     )
 
 
-CONTROL_COLUMNS = ("Control", "Last loss", "Losses not finite", "Skipped", "What went wrong")
+# What went wrong comes first: a narrow window shows two columns. Batches that a script leaves out
+# are no steps.
+CONTROL_COLUMNS = (
+    "Control", "What went wrong", "Last loss", "Steps with NaN or Inf loss", "Skipped steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +233,12 @@ def control_row(report: DiagnosisResult, control: ControlRun) -> tuple[str, ...]
     totals, last = control.totals, control.last_loss
     return (
         control.name,
+        went_wrong(report, control.run),
         "none" if last is None else number(last),
         *(
             share(count, totals.steps) if count else f"0 of {totals.steps:,}"
             for count in (totals.nonfinite_losses, totals.skipped)
         ),
-        went_wrong(report, control.run),
     )
 
 
