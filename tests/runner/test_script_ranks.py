@@ -233,11 +233,14 @@ def test_no_rank_outlives_a_launcher_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = PLAIN + "print('pid', os.getpid(), flush=True)\nimport time; time.sleep(600)\n"
-    written(tmp_path, text, 1.0)
-    deepspeed_like(
-        tmp_path, LAUNCH.replace('if "kill" in sys.argv:', "import time; time.sleep(20)\nif True:")
+    text = PLAIN + "print('pid', os.getpid(), flush=True)\nos.write(int(os.environ['UP']), b'.')\n"
+    written(tmp_path, f"{text}import time; time.sleep(600)\n", 1.0)
+    launch = LAUNCH.replace(
+        "ranks = [", "came, up = os.pipe()\nos.set_inheritable(up, True)\nranks = ["
     )
+    launch = launch.replace("=str(rank))", "=str(rank), UP=str(up)), close_fds=False")
+    both_are_up = "os.close(up)\nos.read(came, 1) and os.read(came, 1)"
+    deepspeed_like(tmp_path, launch.replace('if "kill" in sys.argv:', f"{both_are_up}\nif True:"))
     run, _ = recorded(tmp_path, "-m deepspeed.launcher.runner", "train.py")
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", run.output)]
     assert len(pids) == 2
