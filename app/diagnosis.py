@@ -523,7 +523,7 @@ def _ended_again(case: Case, report: DiagnosisResult, word: str) -> None:
     seen = {
         True: "the symptom was gone again",
         False: "the symptom or its cause is still there",
-        None: "too few to tell whether the cause is gone for good"
+        None: "the cause is found no more; too few steps to compare the loss"
         if trial.is_too_short
         else "the cause is found no more; its effect is not measurable",
     }[trial.cured]

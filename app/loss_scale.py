@@ -39,10 +39,10 @@ WHY = (
     "calibration: no step had been taken yet, and the next one was taken at a smaller scale, which "
     "is how GradScaler finds its scale. growth probing: the same, right after the scale had grown. "
     "spike: steps near it were taken at this scale, and this step's gradients are too large for it "
-    "in fp32 too. NaN alone: no weight's gradient holds Inf; a formula such as 0/0, or Inf - Inf "
-    "before it came to a weight (the output gradients of that step tell). fault: the loss or "
-    "fp32's own gradients were not finite, or a scale of 1 did not help. Where none of these is "
-    "proved, an fp32 shadow of the step tells a batch with large gradients from a fault "
+    "in fp32 too. NaN alone: weights' gradients hold NaN and none holds Inf. A formula such as 0/0 "
+    "made it, or an Inf turned into NaN on its way; output gradients of that step tell. fault: the "
+    "loss or fp32's own gradients were not finite, or a scale of 1 did not help. Where none of "
+    "these is proved, an fp32 shadow of the step tells a batch with large gradients from a fault "
     "(--shadow-every 1 of a probe, record_next(reference=True) of a watched training)."
 )
 

@@ -28,7 +28,7 @@ class Cause:
 
     @property
     def inside(self) -> str:
-        """The same within a sentence: "the data holds NaN or infinity (AMP028)"."""
+        """The title with its code inside a sentence: "the data holds NaN or infinity (AMP028)"."""
         keeps_case = self.title.startswith("BatchNorm")
         return self.titled if keeps_case else self.titled[0].lower() + self.titled[1:]
 

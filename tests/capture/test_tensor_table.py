@@ -164,6 +164,12 @@ def test_a_copy_of_memory_that_moved_is_refused(attack: Callable[[Tensor], None]
     assert copies[0].tolist() == [1.0] * 4096
 
 
+def test_memory_that_holds_the_opposites_is_left_to_torch() -> None:
+    negative = torch._neg_view(torch.arange(1.0, 5.0))
+    assert not Copier([negative]).is_possible
+    assert Copier([torch.arange(4.0)]).is_possible
+
+
 def test_targets_of_another_shape_are_refused() -> None:
     copier = Copier([torch.ones(4, 3)])
     assert copier.targets([torch.ones(3, 4)]) is None

@@ -150,7 +150,7 @@ def test_bad_data_that_the_script_leaves_out_in_every_precision_are_latent(op: B
     both = [run(steps(), op, calls=calls, control=control) for control in ("as_is", "fp32")]
     found = diagnose(evidence(*both))
     assert (found.verdict, [f.cause for f in found.latent]) == ("no_fault", ["bad_input_data"])
-    assert "leaves such batches out (3 so far)" in found.latent[0].verdict.reason
+    assert "left out 3 batches for their loss" in found.latent[0].verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from ampscope.capture.global_hooks import (
     OPTIMIZER_PRE,
 )
 from ampscope.errors import StoreError
-from ampscope.records import Role
+from ampscope.records import Role, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
@@ -39,6 +39,34 @@ from ampscope.watcher.guard import Guard
 from ampscope.watcher.numbers import Readout, checked, read_numbers
 from tests.helpers.trainers import assert_nothing_left
 from tests.helpers.watched import Seen, recorded, small_net, train_bf16, train_fp16, watching
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm1d(8)])
+def test_a_torchscript_model_is_watched_to_its_end(tmp_path: Path, norm: nn.Module) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 1)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=1):
+        for _ in range(5):
+            model(torch.ones(6, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with Reader(tmp_path / "runs.db") as reader:
+        (run,) = reader.runs()
+        assert (run.steps_done, run.state) == (5, State.FINISHED)
+
+
+def test_a_parameter_that_stands_twice_in_a_group_is_no_unseen_one(tmp_path: Path) -> None:
+    model = small_net()
+    first, *rest = model.parameters()
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.SGD([first, first, *rest], 0.1)
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=1):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    with Reader(tmp_path / "runs.db") as reader:
+        (run,) = reader.runs()
+        assert not [e for e in reader.events(run.id) if "did not have" in e.message]
 
 
 def test_a_store_that_fails_ends_the_recording_and_not_the_training(

@@ -86,11 +86,11 @@ class OwnTime:
             yield
 
     def begin(self) -> None:
-        """Of a span."""
+        """A span of the instrument's own work begins; spans may nest."""
         self._depth += 1
 
     def end(self, seconds: float) -> None:
-        """Of a span that took so long."""
+        """A span ends that took ``seconds``; only the outermost counts."""
         self._depth -= 1
         if self._depth == 0:
             self.elapsed_s += seconds

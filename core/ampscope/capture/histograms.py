@@ -194,7 +194,7 @@ class Accumulator:
 
     def take(self, step: int, scale: float) -> dict[Role, Frame]:
         """A frame for each role that was counted. Starts anew."""
-        if not self._touched and not self._devices:  # at most steps of a watch
+        if not self._touched and not self._devices:  # in most steps of a watch
             return {}
         for device in self._devices.values():
             with no_dispatch():

@@ -1,14 +1,15 @@
 """Norms and copies of many small CPU tensors in a few calls: compiled by numba.
 
-`torch._foreach_norm` and `torch._foreach_copy_` are loops on a CPU, 1 to 4 us for each tensor
-however small, and what Python asks of a tensor before its memory may be read takes another 2 us.
-A watch looks at every gradient at every step.
+`torch._foreach_norm` and `torch._foreach_copy_` are loops on a CPU, which cost the same for each
+tensor however small, and Python asks each tensor ten questions before its memory may be read. A
+watch looks at every gradient at every step.
 
 Each function is one call that first asks torch, through its C interface, where each tensor's memory
 is and what lies there (`look` does no more), and then
 
-- `norms`: takes 2-norms of it, in fp64. Squares of finite fp32 numbers neither overflow nor vanish
-  there, so a norm is finite exactly when its tensor is;
+- `norms`: takes 2-norms of it, in fp64. Squares of finite fp32, bf16 and fp16 numbers neither
+  overflow nor vanish there, so a norm is finite exactly when its tensor is. Squares of fp64 numbers
+  beyond 1e154 do overflow;
 - `copy`: writes it to other places, if it is what was there before.
 
 All keep the GIL: without it another thread might give the memory of a tensor away meanwhile.

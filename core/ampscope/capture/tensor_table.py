@@ -1,6 +1,6 @@
 """Many small tensors of a CPU's memory at once: norms and copies without a call of Python for each.
 
-Python asks a tensor ten questions before its memory may be read, 2 us in all. Here compiled code
+Python asks a tensor ten questions before its memory may be read. Here compiled code
 asks them of all tensors together, through the C functions that torch has for code of its compiler
 (``aoti_torch_get_data_ptr`` and the like). It asks each time anew, in the call that reads the
 numbers, with the GIL held: no address outlives the memory that it names. What it does not know for
@@ -127,7 +127,8 @@ def norms(tensors: Sequence[Tensor], most: int) -> tuple[NDArray[np.float64], in
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.is_cpu and type(tensor) in PLAIN and not tensor.is_nested
+    """Whether its memory holds its numbers: with torch's negative bit it holds their opposites."""
+    return tensor.is_cpu and type(tensor) in PLAIN and not (tensor.is_nested or tensor.is_neg())
 
 
 class Copier:

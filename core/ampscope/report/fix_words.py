@@ -46,7 +46,9 @@ def verified(report: DiagnosisResult) -> bool | None:
 def outcome(trial: Trial) -> str:
     """What one trial showed, in few words."""
     if trial.is_too_short:
-        return f"inconclusive: the cause is found no more, but {_compared(trial)} to tell"
+        count = trial.compared or 0
+        few = f"{plural(count, 'taken step')} {'is' if count == 1 else 'are'} too few"
+        return f"inconclusive: the cause is found no more, but {few} to tell"
     if trial.cured is None:
         return f"pattern removed; effect not measurable in {plural(trial.steps, 'step')}"
     return "cured" if trial.cured else "not cured"
@@ -119,9 +121,9 @@ def seen(report: DiagnosisResult) -> str:
     if removed is not None and removed.is_too_short:
         return (
             f"Inconclusive: too few steps to tell. The script was run "
-            f"{Control(removed.control).words}, and the cause is found no more; in "
-            f"{plural(removed.steps, 'step')}, {_compared(removed)} to compare the loss with "
-            f"fp32's. {_more(report)}"
+            f"{Control(removed.control).words}, and the cause is found no more. Of "
+            f"{plural(removed.steps, 'step')}, {removed.compared or 0:,} followed the search for "
+            f"the loss scale: too few to compare the loss with fp32's. {_more(report)}"
         )
     if removed is not None:
         return (
@@ -130,12 +132,6 @@ def seen(report: DiagnosisResult) -> str:
         )
     tried = "; ".join(Control(t.control).words for t in report.trials)
     return f"No fix removed the symptom. Tried: {tried}."
-
-
-def _compared(trial: Trial) -> str:
-    """ "1 taken step is too few" """
-    count = trial.compared or 0
-    return f"{plural(count, 'taken step')} {'is' if count == 1 else 'are'} too few"
 
 
 def _more(report: DiagnosisResult) -> str:
@@ -264,16 +260,14 @@ _WIDE = """import contextlib
 import torch
 
 
-HALF = torch.float16, torch.bfloat16
-
-
 def as_fp32(value):
     \"\"\"A half tensor in fp32, fp32 for a half dtype; anything else unchanged.\"\"\"
+    half = (torch.float16, torch.bfloat16)
     if isinstance(value, torch.dtype):
-        return torch.float32 if value in HALF else value
+        return torch.float32 if value in half else value
     if type(value) in (list, tuple):
         return type(value)(map(as_fp32, value))
-    return value.float() if torch.is_tensor(value) and value.dtype in HALF else value
+    return value.float() if torch.is_tensor(value) and value.dtype in half else value
 
 
 def autocast_off():

@@ -3,7 +3,8 @@
 What it detects
     A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, at the
     step at which the fp32 control first fails. Latent: a few bad batches that the script leaves
-    out or only evaluates, in fp32 as well, while both runs train.
+    out or only evaluates, in fp32 as well, while both runs train. Infinity counts only where fp32
+    fails: a mask may hold it.
 
 Why it matters
     One bad sample kills an fp32 run for good; AMP skips that step and learns on, so it looks
@@ -26,6 +27,7 @@ from ampscope.analysis.evidence import Evidence, is_impossible_alignment, shared
 from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class
 from ampscope.analysis.run_view import ForeignValue, RunView, foreign_values
 from ampscope.analysis.symptoms import Symptom
+from ampscope.number_words import plural
 from ampscope.observations import BadOp
 from ampscope.rules.roots import same_in_fp32
 from ampscope.rules.verdict import (
@@ -50,9 +52,12 @@ def check(evidence: Evidence) -> Verdict:
     if found.status is not Status.FOUND or harm:
         return found
     left_out = len(evidence.baseline.guarded_losses)
-    kept = f"The script leaves such batches out ({left_out:,} so far)" if left_out else ""
-    kept = kept or "They reach no loss"
-    return replace(found, status=Status.LATENT, reason=f"{found.reason} {kept}, and trains.")
+    harmless = (
+        f"The script left out {plural(left_out, 'batch', 'batches')} for their loss, and trains."
+        if left_out
+        else "No training step uses it, and the script trains."
+    )
+    return replace(found, status=Status.LATENT, reason=f"{found.reason} {harmless}")
 
 
 def _found(evidence: Evidence) -> Verdict:
@@ -82,6 +87,8 @@ def _found(evidence: Evidence) -> Verdict:
         return passed("fp32 trains on every batch: no input value did harm.")
     else:
         own, reference = _left_out(evidence.baseline), _left_out(evidence.fp32)
+        if own is None or reference is None:
+            return passed("fp32 trains on every batch that is not left out: no input did harm.")
     if own is None or reference is None:
         return passed("Nothing that is not finite came in where fp32 first fails.")
     return Verdict(

@@ -62,7 +62,9 @@ def check(evidence: Evidence) -> Verdict:
     if op is not None and op.tracked and op.step == fp32.first_bad_step:
         return _formula(op)
     if _recovers(evidence, fp32):
-        return passed("fp32 leaves out what is not finite, and trains on: it does not diverge.")
+        return passed(
+            "In fp32 the script leaves out such batches, too, and trains on: no divergence."
+        )
     grown, rise = growth(fp32), divergence(fp32, None)
     if grown < GROWTH and rise is None:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")

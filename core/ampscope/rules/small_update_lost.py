@@ -4,7 +4,8 @@ What it detects
     Half-precision weights (or moving averages of weights) that stay as they are, while the same
     update moves them in the fp32 control; fp32 weights that the script rounds to half, likewise.
     Latent: weights that lose more than a tenth of their way, and less than half of it, while the
-    loss keeps up with fp32's batch by batch, and few of them never moved at all.
+    loss keeps up with fp32's batch by batch, and less than 30 % of the weights that fp32 moves
+    end where they began.
 
 Why it matters
     w + update rounds back to w. bf16 keeps 8 bits, so an update below w/512 is lost.
@@ -46,6 +47,7 @@ from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 STILL = 0.5  # of what moves in fp32
+STANDING = "weights that end where they began, of those that fp32 moves"
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -69,7 +71,7 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     # Few may move in one step and come as far over many; short of that, learning tells.
     if kept is not None and kept >= KEEPS_UP:
         return None
-    stands = standing_share(run, fp32) or 0.0
+    stands = max(standing_share(run, fp32) or 0.0, 0.0)  # below 0 where more move than in fp32
     is_slower = learns_slower(run, fp32) or lags(run, fp32)
     is_harmed = kept is None or kept < KEPT or stands >= STANDS or is_slower
     way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
@@ -86,7 +88,7 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
         Measurement("weights moved a step", moved.own, STILL * moved.reference, "as_is"),
         Measurement("weights moved a step in fp32", moved.reference, None, "fp32"),
         *way,
-        *([Measurement("weights that never moved, of fp32's", stands, STANDS)] if stands else []),
+        *([Measurement(STANDING, stands, STANDS, "as_is")] if stands else []),
     )
     text = "Do not round the weights." if rounded else "Keep the weights in fp32."
     fix = Fix("fp32_params", text, MASTERS, () if rounded else CONTROLS)

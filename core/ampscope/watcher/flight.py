@@ -186,10 +186,10 @@ class CalledModule:
     @property
     def device(self) -> torch.device:
         """Where it is now; a part without parameters is where its model is."""
-        if self._first is not None:  # a search takes 30 us, at every call
+        if self._first is not None:  # a search goes through all modules, at every call
             parameters, name = self._first
-            if (first := parameters.get(name)) is not None:
-                return first.device
+            if name in parameters and (first := parameters[name]) is not None:
+                return first.device  # no ``get``: TorchScript's dictionaries have none
         for module in (self.module, self.root.plain):
             for part in module.modules():
                 for name, parameter in part._parameters.items():
@@ -276,7 +276,10 @@ class Changing:
         self._held = [held[name] for name in self._names]
         self._sources = list(map(_written, self._held))
         paths = [name.rpartition(".") for name in self._names]
-        self._owners = [module.get_submodule(path)._buffers for path, _, _ in paths]
+        parts = dict(
+            module.named_modules(remove_duplicate=False)
+        )  # TorchScript has no get_submodule
+        self._owners = [parts[path]._buffers for path, _, _ in paths]
         self._own_names = [own for _, _, own in paths]
         self._copier = Copier(self._held if _bytes_of(self._held) <= SMALL_BYTES else ())
         self._known = self._facts()
@@ -286,9 +289,10 @@ class Changing:
         self._groups = list(zip([0, *edges], [*edges, len(kinds)], strict=True))
 
     def is_current(self) -> bool:
-        """Whether the modules and the buffers are still the same, and the buffers in memory. Of
-        the memory :meth:`copy_to` may know more."""
-        now = list(map(dict.get, self._owners, self._own_names))
+        """Whether the modules and the buffers are still the same, and the buffers in memory. Where
+        the compiled copy is possible, :meth:`copy_to` checks the memory."""
+        owners = zip(self._owners, self._own_names, strict=True)
+        now = [own in buffers and buffers[own] for buffers, own in owners]  # see ``device``
         children = list(itertools.chain.from_iterable(self._children))
         return (
             not any(self._leaves)

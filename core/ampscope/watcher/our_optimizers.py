@@ -33,6 +33,7 @@ class _Held:
     positions: list[int]  # of those of watched models
     ours: list[Tensor]  # at these positions
     models: set[str]
+    unknown: int  # parameters of no watched model
 
 
 class OurOptimizers:
@@ -96,7 +97,7 @@ class OurOptimizers:
             or not all(map(operator.is_, held.parameters, parameters))
         ):
             held = self._held[optimizer] = self._found(parameters)
-        unknown = len(parameters) - len(held.ours)
+        unknown = held.unknown
         gradients = map(_gradient, held.ours)
         found = {i: g for i, g in zip(held.positions, gradients, strict=True) if g is not None}
         if unknown > self._unseen.get(optimizer, 0):  # once for each that came
@@ -115,10 +116,11 @@ class OurOptimizers:
         return set() if held is None else held.models
 
     def _found(self, parameters: list[Tensor]) -> _Held:
-        places = ((self._models.position(p), p) for p in parameters)
-        ours = {i: p for i, p in places if i is not None}
+        places = [(self._models.position(p), p) for p in parameters]
+        ours = {i: p for i, p in places if i is not None}  # one that stands twice, once
+        unknown = sum(i is None for i, _ in places)
         models = {self._models.parameters[i].model for i in ours}
-        return _Held(parameters, list(ours), list(ours.values()), models)
+        return _Held(parameters, list(ours), list(ours.values()), models, unknown)
 
     def stepped(self, optimizers: Sequence[Optimizer]) -> int:
         """Note that these ``optimizers`` have made one step together; nearly always it is one.

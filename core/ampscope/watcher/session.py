@@ -507,7 +507,7 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
 
 
 class Peak:
-    """Peak memory of a device so far. To ask a CPU's takes 20 us, so short steps share a look."""
+    """Peak memory of a device so far. A CPU's is read from a file, so short steps share a look."""
 
     EVERY_S = 0.1
 
