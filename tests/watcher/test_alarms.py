@@ -13,6 +13,7 @@ from torch import nn
 import ampscope
 from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN
 from ampscope.records import Event, Frame, Role, State, StepRecord
+from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
 from ampscope.watcher.alarms import (
     Alarm,
     AlarmBounds,
@@ -20,8 +21,10 @@ from ampscope.watcher.alarms import (
     AmpscopeWarning,
     Signs,
     SpikeDetector,
+    StopAsked,
     lost_share,
 )
+from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.schedule import LONGEST_WAIT, TIGHT_STEPS, Schedule
 from tests.helpers.watched import recorded, small_net, train_fp16, watching
 
@@ -167,6 +170,16 @@ def test_a_person_may_stop_a_watched_run(tmp_path: Path) -> None:
         pytest.fail("the training was not stopped")
     info = recorded(run.store, run.id).info
     assert (info.state, info.message) == (State.CANCELLED, "A person asked the run to stop.")
+
+
+def test_a_stop_that_a_person_asked_for_is_theirs_at_a_step_with_an_alarm() -> None:
+    settings = WatchSettings(
+        None, "warn", "", AlarmBounds(), CapsuleLimits(), replay=False, on_alarm=None
+    )
+    dispatcher = AlarmDispatcher(settings, lambda: True, lambda alarms: None)
+    dispatcher.in_block = True
+    with pytest.warns(AmpscopeWarning), pytest.raises(StopAsked):
+        dispatcher.dispatch([Event(3, "alarm", "loss_not_finite", "The loss is NaN.")])
 
 
 def test_a_run_that_stays_bad_is_tightened_ever_more_rarely() -> None:

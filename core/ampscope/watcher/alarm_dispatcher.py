@@ -58,7 +58,8 @@ class AlarmDispatcher:
     def dispatch(self, alarms: list[Event]) -> None:
         """Raises Alarm under the policy ``raise``; in a block that is to end, TrainingStopped or
         StopAsked."""
-        self.should_stop |= self._is_cancelled()
+        asked = self._is_cancelled()
+        self.should_stop |= asked
         self._send(alarms)
         if self._settings.on_alarm is not None:
             for alarm in alarms:
@@ -72,7 +73,7 @@ class AlarmDispatcher:
         if raised:
             raise Alarm(raised[0].text)
         if self.should_stop and self.in_block:
-            if not alarms:
+            if asked or not alarms:  # an alarm may ring at the same step, under another policy
                 raise StopAsked("A person asked the run to stop.")
             raise TrainingStopped(alarms[0].text)
 
