@@ -17,7 +17,7 @@ from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.zoo.score import script_path
 from tests.helpers import stores
-from tests.helpers.browser import settle
+from tests.helpers.browser import open_popover, settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 RUN_MS = 300_000  # three probes one after another on a loaded machine; an idle one takes 20 s
@@ -280,8 +280,9 @@ def test_a_run_is_deleted_after_a_confirmation(
     stores.finished(store, RunSpec(workload="gpt", label="gone", steps=3))
     page.goto(f"{dashboard(store)}/runs")
     settle(page)
-    page.get_by_role("button", name="Delete runs").click()
-    page.get_by_role("combobox", name="Runs to delete").click()
+    choice = page.get_by_role("combobox", name="Runs to delete")
+    open_popover(page, "Delete runs", choice)
+    choice.click()
     page.get_by_role("option", name=re.compile("^gone")).click()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Delete 1 run").click()

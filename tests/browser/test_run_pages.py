@@ -133,7 +133,7 @@ def test_skips_and_their_parameters(tmp_path: Path, dashboard: Start, browser_pa
     page.locator("h3", has_text="1 skip in 12 steps, at step 4").wait_for()
     expect(page.locator(".js-plotly-plot").first).to_contain_text("skipped step")
     page.get_by_role("link", name="Step 4 on the Gradients page").click()
-    page.locator("h3", has_text="Step 4, weight gradients").wait_for()
+    page.locator("h3", has_text="Step 4, the first bad one recorded").wait_for()
     expect(figure(page, "Not finite")).not_to_have_text("0")
 
 

@@ -129,7 +129,7 @@ def test_an_overflow_of_a_captured_step_is_named_and_fixed(
         "--store", tmp_path / "d.db", "--json", out,
         "--capsule", watched.capsules[0], "--trust", f"{model_file}:build",
     )  # fmt: skip
-    document = checked(out.read_text())
+    document = checked(out.read_text(), one_step=True)
     assert (document["verdict"], done.exit_code) == ("fault", 1), capfd.readouterr().err
     first = document["findings"][0]
     assert (first["cause"], first["module"], first["op"]) == (

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from ampscope.store.reader import Reader
 
@@ -72,6 +73,16 @@ def settle(page: Page) -> None:
     expect(page.locator("[data-testid=stApp]")).to_have_attribute(
         "data-test-script-state", "notRunning", timeout=WAIT_MS
     )
+
+
+def open_popover(page: Page, name: str, content: Locator) -> None:
+    """Press the button ``name`` until ``content`` of its popover shows: a click that meets a page
+    still being drawn is lost."""
+    for _ in range(3):
+        page.get_by_role("button", name=name).click()
+        with contextlib.suppress(PlaywrightTimeout):
+            return content.wait_for(timeout=WAIT_MS / 6)
+    raise AssertionError(f"no popover opens at {name!r}")
 
 
 class Servers:
