@@ -329,7 +329,7 @@ def show_live(case: Case) -> None:
         since_s = max(0.0, time.time() - (run.started or run.created))
         most = f" of at most {run.spec.steps:,}"
         done = f"{plural(run.steps_done, 'step')}{most}, {duration(since_s)} so far"
-        st.caption(escape(f"{Control(run.spec.control).words}: {done}{_time_left(run, since_s)}"))
+        st.caption(escape(f"{Control(run.spec.control).words}: {done}{time_left(run, since_s)}"))
     runs = [
         fix_words.ControlRun(Control(r.spec.control).words, r, store.steps(r), store.totals(r))
         for r in case.runs
@@ -340,12 +340,15 @@ def show_live(case: Case) -> None:
         chart.show(control_losses(curves), "live", lambda: _losses(runs), key="dx-live")
 
 
-def _time_left(run: RunInfo, since_s: float) -> str:
-    """By the pace of its steps so far, or by its limit of time, whichever comes first."""
-    left_s = run.spec.time_limit_s - since_s if run.spec.time_limit_s else math.inf
+def time_left(run: RunInfo, since_s: float) -> str:
+    """By the pace of its steps so far; before the first one, and where its limit of time comes
+    sooner, that limit, which most runs do not reach."""
+    limit_s = run.spec.time_limit_s or math.inf
     if run.steps_done:
-        left_s = min(left_s, since_s / run.steps_done * (run.spec.steps - run.steps_done))
-    return f", at most {duration(max(left_s, 0.0))} left" if left_s < math.inf else ""
+        left_s = since_s / run.steps_done * (run.spec.steps - run.steps_done)
+        if since_s + left_s < limit_s:
+            return f", about {duration(max(left_s, 0.0))} left at this pace"
+    return f", stopped after {duration(limit_s)} at the latest" if limit_s < math.inf else ""
 
 
 # Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.
@@ -548,7 +551,7 @@ def _tried(report: DiagnosisResult) -> None:
 # Evidence of the root cause, each row with links to where it was measured.
 
 
-WIDTHS = [4, 4, 3, 5]
+_WIDTHS = [7, 5]
 
 
 def show_evidence(case: Case, finding: Finding) -> None:
@@ -558,24 +561,21 @@ def show_evidence(case: Case, finding: Finding) -> None:
     if not rows:
         chart.see("The verdict rests on the script's own error; its text is in the measurements.")
         return
-    chart.see("Each number is followed to its run and step by the links beside it.")
-    titles = ("Measured", "Value", "Run and step", "Look at it")
-    for cell, title in zip(st.columns(WIDTHS), titles, strict=True):
-        cell.caption(title)
+    chart.see("Each number with its run and step; the links open the pages that show it.")
     for measurement in rows:
         _row(case, finding, measurement)
     chart.download(lambda: _evidence_table(rows), "evidence", key="dx-evidence")
 
 
 def _row(case: Case, finding: Finding, measured: Measurement) -> None:
-    name, shown, where, addresses = st.columns(WIDTHS, vertical_alignment="center")
+    said, addresses = st.columns(_WIDTHS, vertical_alignment="center")
     run = case.run_of(measured.run or "as_is")
     step = measured.step
-    name.markdown(escape(measured.name))
     limit = "" if measured.threshold is None else f", limit {value(measured.threshold)}"
-    shown.markdown(f"**{escape(value(measured.value))}**{escape(limit)}")
     at = "" if step is None else f", step {step:,}"
-    where.markdown(escape(Control(measured.run or "as_is").words + at))
+    where = Control(measured.run or "as_is").words + at
+    number = f"**{escape(value(measured.value))}**{escape(limit)}"
+    said.markdown(f"{escape(measured.name)}: {number} ({escape(where)})")
     if run is None:
         addresses.caption("this run was deleted")
         return

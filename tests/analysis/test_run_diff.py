@@ -256,6 +256,32 @@ def test_every_ledger_row_that_differs_is_listed() -> None:
     assert [(s.name, s.first, s.second) for s in found.settings] == [("eps", "fp32", "bf16")]
 
 
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("eps",), "Set differently: eps 0 in A and 1 in B."),
+        (
+            ("eps", "lr", "momentum", "torch", "seed"),
+            "Set differently: eps 0 in A and 1 in B; lr 0 in A and 1 in B; "
+            "momentum 0 in A and 1 in B; and 2 more.",
+        ),
+        ((), None),
+    ],
+)
+def test_what_is_set_differently_is_said_before_what_follows_from_it(
+    names: tuple[str, ...], says: str | None
+) -> None:
+    def side(value: str, changed: dict[int, float]) -> Values:
+        around = Surroundings((*names, "same"), (*(value for _ in names), "9"))
+        return run(*of_steps(changed), around)
+
+    said = sentences(compared([side("0", {})], [side("1", {1: 1e-3})]))
+    assert said[0].startswith("A and B are different from step 1 on. The first difference is in ")
+    assert (said[1] == says) if says else not any("Set diff" in one for one in said)
+    equal = compared([side("0", {})], [side("1", {})])
+    assert not any("Set differently" in one for one in sentences(equal))
+
+
 def test_losses_are_held_against_seeds() -> None:
     seeds = [run(losses=1.3), run(losses=0.9)]
     found = compared([run(losses=1.0)], [run(losses=1.2)], seeds=seeds).loss

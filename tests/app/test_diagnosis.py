@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
 from ampscope.store.writer import keep_conclusion
-from app.diagnosis import documentation_sections, script_command
+from app.diagnosis import documentation_sections, script_command, time_left
 from app.runs import diagnoses, workload_choice
 from tests.helpers import script_stores, stores
 from tests.helpers.pages import links, texts
@@ -250,11 +251,25 @@ def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: 
     head = script_stores.run(store_path, "as_is", None, spec, state=None)
     app = open_page("diagnosis", run=head)
     assert not app.exception
-    assert re.search(r"so far, at most (10 min 0|9 min 5\d) s left", texts(app))
+    assert "so far, stopped after 10 min 0 s at the latest" in texts(app)
     assert "Under way:** the script runs unchanged. 0 runs have ended." in texts(app)
     assert app.button(key="dx-stop")
     assert not app.subheader
     assert "unchanged: 0 steps of at most 200" in texts(app)
+
+
+def test_the_time_left_is_told_by_the_pace_of_the_steps(store_path: Path) -> None:
+    """9 of 36 steps in 20 s: the other 27 take 60 s. The limit is told where it comes sooner."""
+    head = script_stores.run(store_path, "as_is", None, script_stores.SPEC, state=None)
+    with Reader(store_path) as reader:
+        run = replace(reader.run(head), steps_done=9)
+    at = partial(replace, run)
+    assert time_left(at(spec=replace(run.spec, steps=36, time_limit_s=600.0)), 20.0) == (
+        ", about 1 min 0 s left at this pace"
+    )
+    sooner = at(spec=replace(run.spec, steps=36, time_limit_s=70.0))
+    assert time_left(sooner, 20.0) == ", stopped after 1 min 10 s at the latest"
+    assert time_left(at(spec=replace(run.spec, time_limit_s=0.0), steps_done=0), 20.0) == ""
 
 
 def test_while_a_fix_runs_the_verdict_stands(store_path: Path, open_page: Open) -> None:

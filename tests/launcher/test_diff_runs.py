@@ -63,7 +63,7 @@ def test_a_variable_that_changes_a_module(tmp_path: Path, script: str) -> None:
     assert isinstance(first, dict)
     assert (first["step"], first["role"], first["module"]) == (0, "activation", "1")
     assert first["op"]["op"] == "native_layer_norm(fp32)"
-    assert "different from step 0 on, first in 1" in printed
+    assert "different from step 0 on. The first difference is in 1" in printed
     assert "2 runs of A are the same bit for bit" in printed
 
 

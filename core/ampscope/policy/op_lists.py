@@ -157,9 +157,9 @@ _BOTH: Final = frozenset({"rehearsal", "native"})
 GAPS: Final[tuple[Gap, ...]] = (
     Gap(
         "split_k", _MATMULS, HALF, _BOTH,
-        "On CUDA a matmul that is split along K may add its partial sums in half "
-        "(allow_fp16_reduced_precision_reduction and the same for bf16, both on by default), and "
-        "can overflow or round where this CPU, which adds in fp32, did not.",
+        "On CUDA a matmul split along K may add its partial sums in half, unless "
+        "allow_fp16_reduced_precision_reduction (or that of bf16) is off, and can overflow or "
+        "round where this CPU, which adds in fp32, did not.",
     ),
     Gap(
         "rnn", frozenset({RNN}), HALF, _BOTH,

@@ -17,6 +17,7 @@ from ampscope.analysis.run_diff import (
     NoiseLevel,
     OpDifference,
     RunDiff,
+    Setting,
     ledger_summary,
 )
 from ampscope.number_words import cut, plural
@@ -27,6 +28,7 @@ from ampscope.report.document import visible
 SCHEMA = 1
 MOST_ROWS = 40  # of the ledger and of the settings, in text
 MOST_JSON_ROWS = 2_000
+MOST_SETTINGS = 3  # in the sentence; the table has them all
 NAME_LENGTH = 60
 _PLACES = {
     "start": "the weights before the first step",
@@ -43,6 +45,8 @@ _PLACES = {
 def sentences(found: RunDiff) -> list[str]:
     """The verdict first, then what it rests on."""
     said = [_verdict(found)]
+    if found.settings and found.verdict == "different":
+        said.append(_set_differently(found.settings))
     if found.first is not None and found.verdict == "different":
         said += [*_first(found.first), *_beyond(found)]
     said.append(_noise(found.noise))
@@ -71,9 +75,21 @@ def _verdict(found: RunDiff) -> str:
         return f"A and B are different. {found.reason}"
     where = module_words(found.first.module)
     return (
-        f"A and B are different from step {found.first.step:,} on, first in {where}: "
+        f"A and B are different from step {found.first.step:,} on. "
+        f"The first difference is in {where}: "
         f"{_PLACES[found.first.role]}{_of(found.first)} differs by {size(found.first)}."
     )
+
+
+def _set_differently(settings: Sequence[Setting]) -> str:
+    """``Set differently: optimizer0 eps 1e-08 in A and 1e-06 in B.``"""
+    listed = [
+        f"{cut(s.name)} {cut(s.first) or 'none'} in A and {cut(s.second) or 'none'} in B"
+        for s in settings[:MOST_SETTINGS]
+    ]
+    left = len(settings) - len(listed)
+    more = f"; and {left:,} more" if left else ""
+    return f"Set differently: {'; '.join(listed)}{more}."
 
 
 def module_words(module: str) -> str:
