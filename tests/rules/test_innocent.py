@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -372,3 +373,21 @@ def test_a_divergence_that_stays_finite_has_the_step_at_which_it_left_its_range(
     made = evidence(run(steps(losses, **long)), fp32_run(steps(losses, **long)))
     (finding,) = diagnose(made).findings
     assert (finding.cause, finding.verdict.step) == ("not_amp_divergence", 3)
+
+
+@pytest.mark.parametrize(
+    ("unclipped_norm", "expected"),
+    [(None, []), (1.0, []), (2000.0, ["not_amp_divergence"]), (math.inf, [])],
+)
+def test_a_clip_does_not_make_a_step_short(
+    unclipped_norm: float | None, expected: list[str]
+) -> None:
+    """A momentum above 1 lengthens each step, and a clip to 1 keeps the gradients as they are: the
+    loss rises by its slope, which is the gradient's norm before the clip."""
+    losses = [1.0 * 1.6**n for n in range(STEPS)]
+    facts = {"grad_norm": 1.0, "unclipped_norm": unclipped_norm, **WITHOUT_SCALER}
+    made = [
+        replace(a, update_norm=0.01 * abs(loss))
+        for a, loss in zip(steps(losses, **facts), losses, strict=True)
+    ]
+    assert causes(diagnose(evidence(run(made), fp32_run(made)))) == expected

@@ -136,13 +136,16 @@ def _lasting(losses: Sequence[float], place: int) -> float:
 
 def _share(step: OptimizerStep) -> float | None:
     """What the step goes for, as a share of the loss; None where it is not known. The product of
-    the two norms is an upper bound of what gradient times way is."""
+    the two norms is an upper bound of what gradient times way is. A clip shortens the gradient that
+    the step is taken with, not the slope of the loss: its factor is undone."""
     expected = step.expected_change
     if expected is None and step.grad_norm and step.update_norm:
         expected = step.grad_norm * step.update_norm
     if not expected or step.loss is None:
         return None
-    return abs(expected) / max(abs(step.loss), 1.0)
+    slope = step.unclipped_norm or 0.0
+    clipped = slope / step.grad_norm if step.grad_norm and math.isfinite(slope) else 1.0
+    return abs(expected) * max(clipped, 1.0) / max(abs(step.loss), 1.0)
 
 
 # Does a script do the same twice? Two runs of it are compared before precision can matter.
