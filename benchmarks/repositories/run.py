@@ -110,7 +110,9 @@ def fetch(recipe: Recipe, mirror: Path | None, to: Path) -> None:
     command = ["git", "--git-dir", str(git), "archive", recipe["commit"], *recipe.get("paths", [])]
     packed = subprocess.run(command, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(to, filter="data")
+        # Python before 3.11.4 has no filters; there the attribute does nothing.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(to)
 
 
 def edit(folder: Path, change: dict[str, Any]) -> None:

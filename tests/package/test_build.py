@@ -26,7 +26,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     (built,) = SdistBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
     with tarfile.open(built) as archive:
-        archive.extractall(folder, filter="data")
+        # Python before 3.11.4 has no filters; there the attribute does nothing.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
     return folder / Path(built).name.removesuffix(".tar.gz")
 
 

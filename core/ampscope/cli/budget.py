@@ -138,7 +138,9 @@ def _at_base(script: Path, base: str) -> Iterator[Path]:
         raise BadInput(f"git cannot read the files of {base}: {packed.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory(prefix="ampscope-base-") as folder:
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-            archive.extractall(folder, filter="data")
+            # Python before 3.11.4 has no filters; there the attribute does nothing.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(folder)
         found = Path(folder, inside)
         if not found.is_file():
             raise BadInput(f"There is no {inside} at {base}: name a base that has the script.")
