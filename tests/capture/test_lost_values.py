@@ -196,3 +196,30 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", KEPT)
 def test_a_constant_that_is_rounded_a_little_is_none(name: str) -> None:
     assert _seen(KEPT[name])[1] == []
+
+
+def _evaluated(size: float) -> list[OpUse]:
+    """What is noted of a half model with BatchNorm that trains on inputs of about ``size``."""
+    torch.manual_seed(0)
+    x = (torch.randn(64, 8) * size).half()
+    with watched() as seen:
+        norm = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).half()
+        for _ in range(20):
+            norm(x).float().sum().backward()
+        with torch.no_grad():
+            norm.eval()(x)
+    assert bool(norm[1].running_var.isfinite().all()) is (size < 100)
+    return seen.watch.uses.records()
+
+
+def test_running_statistics_that_outgrew_half_are_no_constant() -> None:
+    """A variance of 10^6 is infinity in fp16: the evaluation divides by it. A training does not use
+    it, and normalises well."""
+    (use,) = (u for u in _evaluated(1000) if u.name.startswith("half_"))
+    assert (use.name, use.module) == ("half_statistics", "1")
+    assert use.line.startswith("test_lost_values.py:")
+    assert use.value == pytest.approx(1.0, abs=0.01)  # nothing is left of what fp32 gives
+
+
+def test_running_statistics_that_half_precision_holds_are_none() -> None:
+    assert [u for u in _evaluated(5) if u.name.startswith("half_")] == []

@@ -159,6 +159,16 @@ def test_the_poisoned_step_is_named() -> None:
     assert (said.step, said.module) == (5, "bn")
 
 
+def test_statistics_that_outgrew_half_precision_are_named_and_are_no_constant() -> None:
+    """The buffers are not seen at the end where the script's function has returned."""
+    use = OpUse("half_statistics", "native_batch_norm", "bn", LINE, 20, 1.0, 0.25)
+    found = diagnose(evidence(run(steps(FLAT), use)))
+    assert causes(found) == [STATS]
+    verdict = found.findings[0].verdict
+    assert (verdict.module, verdict.line, verdict.step) == ("bn", LINE, 20)
+    assert verdict.fix.controls == ("fp32_modules:bn", "bf16")
+
+
 def test_finite_statistics_are_sound() -> None:
     assert status(STATS, evidence(run(steps(), scan("end", "buffer", "bn.running_var")))) is (
         Status.PASSED

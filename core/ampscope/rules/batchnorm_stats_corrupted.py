@@ -2,29 +2,37 @@
 
 What it detects
     NaN or infinity in a buffer at the end, finite weights, and fp32 buffers that are finite. Where
-    the op that overflowed is known, it is the cause and this its consequence.
+    the op that overflowed is known, it is the cause and this its consequence. Half-precision
+    statistics that overflowed out of finite inputs, where more than a quarter of what an evaluation
+    makes of them is lost.
 
 Why it matters
     GradScaler protects the weights from a bad forward pass, but BatchNorm has updated its
-    statistics by then: training looks healthy and the evaluation is NaN.
+    statistics by then: training looks healthy and the evaluation is NaN. A variance above 65,504
+    is infinity in a BatchNorm that was cast to fp16, and the evaluation divides by it.
 
 Blind spots
     Statistics that went bad and were reset by the script.
 
 Remedy
-    Cure the overflow; re-estimate the statistics; keep BatchNorm's inputs in range.
+    Cure the overflow; re-estimate the statistics; keep BatchNorm's inputs in range. Leave BatchNorm
+    in fp32 when the model is cast.
 """
 
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import Control
+from ampscope.observations import OpUse
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 
 def check(evidence: Evidence) -> Verdict:
     """Found by the scan at the end."""
     run = evidence.baseline
+    use = run.use("half_statistics")
+    if use is not None:
+        return _outgrown(use)
     bad = run.broken_buffers
     if not bad:
         return passed("All buffers are finite at the end.")
@@ -56,6 +64,40 @@ def check(evidence: Evidence) -> Verdict:
             (Control.of(fp32_modules=module), "bf16"),
         ),
     )
+
+
+def _outgrown(use: OpUse) -> Verdict:
+    """Each step gave finite outputs; the statistics that it updated do not fit the format."""
+    where = f"module {use.module!r}" if use.module else "the batch normalisation"
+    lost = Measurement(
+        "relative error of the evaluation", use.value or 0.0, use.other, "as_is", use.step
+    )
+    controls = (Control.of(fp32_modules=use.module),) if use.module else ()
+    return Verdict(
+        Status.FOUND,
+        f"The running statistics of {where} are kept in half precision and have overflowed:"
+        f" training does not read them, and the evaluation at line {use.line} normalises with"
+        " infinity.",
+        module=use.module or None,
+        op=f"aten.{use.op}",
+        phase="forward",
+        step=use.step,
+        line=use.line,
+        evidence=(lost,),
+        fix=Fix(
+            "fp32_module",
+            "Keep BatchNorm in fp32: cast it back after the model was cast to half precision.",
+            IN_FP32,
+            (*controls, "bf16"),
+        ),
+    )
+
+
+IN_FP32 = """model.half()
+for module in model.modules():
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        module.float()  # weights and running statistics; its inputs and outputs stay half
+"""
 
 
 PATCH = """if not torch.isfinite(loss):

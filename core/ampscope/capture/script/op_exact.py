@@ -92,10 +92,18 @@ def overflow_lost(call: OpCall, out: Tensor) -> tuple[int, float] | None:
     return None if error is None else (next(iter(known.values())).source, error)
 
 
-def constant_lost(call: OpCall) -> tuple[float, tuple[str, str]] | None:
-    """(relative 2-norm error, where the constant was rounded) of what ``call``, which takes what
-    the model has computed, makes of a constant; None below :data:`CONSTANT_LOST`, and of a sum that
-    lost its terms as it grew: that is no matter of how a value was rounded before its use."""
+class Lost(NamedTuple):
+    """What an op makes of a value that half precision has taken away before."""
+
+    error: float  # relative, in 2-norms
+    place: tuple[str, str]  # (module, line) where the value was rounded first
+    is_statistics: bool  # running statistics that grew out of the format since
+
+
+def constant_lost(call: OpCall) -> Lost | None:
+    """What ``call``, which takes what the model has computed, makes of a constant; None below
+    :data:`CONSTANT_LOST`, and of a sum that lost its terms as it grew: that is no matter of how a
+    value was rounded before its use."""
     known = {key: exact for key, exact in _known(call).items() if exact.source == CONSTANT}
     errors = {id(t): _error(t, known[id(t)].values) for t in call.tensors if id(t) in known}
     worst = max(errors, key=lambda key: errors[key] or 0.0, default=None)
@@ -103,7 +111,10 @@ def constant_lost(call: OpCall) -> tuple[float, tuple[str, str]] | None:
         return None
     exact, own = _result(call, known), _result(call, {})
     error = None if exact is None or own is None else _error(own, exact)
-    return (error, known[worst].place) if error is not None and error > CONSTANT_LOST else None
+    if error is None or error <= CONSTANT_LOST:
+        return None
+    grown = any(id(t) == worst and not all_finite(t) for t in op_facts.statistics(call))
+    return Lost(error, known[worst].place, grown)
 
 
 def _known(call: OpCall) -> dict[int, Exact]:

@@ -347,6 +347,14 @@ def targets(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     return found
 
 
+def statistics(call: OpCall) -> list[Tensor]:
+    """The running statistics among the arguments of a batch normalisation; [] for another op."""
+    arguments = enumerate(call.func._schema.arguments)
+    places = ((n, a.name) for n, a in arguments if a.name in _STATISTICS)
+    given = (call.args[n] if n < len(call.args) else call.kwargs.get(name) for n, name in places)
+    return [value for value in given if isinstance(value, Tensor)]
+
+
 @functools.cache
 def overwrites(func: Any) -> bool:
     """Whether nothing is left of what the targets of ``func`` held before."""

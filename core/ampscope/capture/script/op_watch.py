@@ -256,15 +256,17 @@ class OpWatch(StepListener):
                 matters = any(map(op_taint.is_learned, call.tensors))
             if found[1] > INACCURATE_ERROR and matters:
                 self._bad.note_lost(*found, f"aten.{call.name}")
-        elif not provenance.learned and not any(map(op_taint.is_parameter, call.tensors)):
-            place = functools.partial(self._origins.names, None)
+            return
+        place = functools.partial(self._origins.names, None)
+        if not provenance.learned and not any(map(op_taint.is_parameter, call.tensors)):
             op_exact.follow_constant(call, out, self._step, place, own_error)
         elif (lost := op_exact.constant_lost(call)) is not None:
-            error, rounded_at = lost
+            name, where = "half_constant", lost.place
+            if lost.is_statistics:
+                name, where = "half_statistics", place()
             self.uses.add(
-                "half_constant", call.name, self._step, lambda: rounded_at, error,
-                op_exact.CONSTANT_LOST,
-            )  # fmt: skip
+                name, call.name, self._step, lambda: where, lost.error, op_exact.CONSTANT_LOST
+            )
 
     def _note_inaccurate(self, call: OpCall, out: Tensor) -> float:
         """A finite half-precision result: is it wrong all the same? The relative error that the
