@@ -189,6 +189,16 @@ def test_fp32_weights_that_move_or_come_as_far_have_lost_nothing(made: Evidence)
     assert status("small_update_lost", made) is Status.PASSED
 
 
+def test_masters_of_half_weights_that_zero_gradients_leave_alone_are_not_rounded() -> None:
+    """Where a clip by an infinite norm multiplied every gradient by zero, the fp32 masters still
+    hold what the half weights gave them: no update was there to be lost."""
+    still = steps(moved_share=0.0, moved_since=0.0, held_in="fp16", grad_norm=0.0)
+    still = [replace(a, grad_zero=a.grad_total, grad_max=0.0) for a in still]
+    own = scan("end", "parameter", "w", displacement=(0.0, 0.0, 0.0))
+    fp32 = fp32_run(steps(moved_since=1.0), replace(own, displacement=WAY))
+    assert status("small_update_lost", evidence(run(still, own), fp32)) is Status.PASSED
+
+
 LAGGING = [FALLING[0] - 0.88 * (FALLING[0] - loss) for loss in FALLING]
 SCATTERED = [loss + 0.03 * (1 + 6 * (-1) ** n) for n, loss in enumerate(FALLING)]
 

@@ -285,8 +285,10 @@ def half_weights(run: RunView) -> str:
 
 def rounded_weights(run: RunView) -> str:
     """The half format to whose values the script rounds fp32 weights between its steps, so that it
-    holds all of them before nearly every step; else ""."""
-    held = [a.held_in for a in run.steps if not a.skipped]
+    holds all of them before nearly every step; else "". Masters that were made of half weights are
+    held as well for as long as gradients of zero leave them where they began: no rounding does."""
+    taken = (a for a in run.steps if not a.skipped)
+    held = [a.held_in for a in taken if not a.grad_total or a.grad_zero < a.grad_total]
     found = max(set(held), key=held.count, default="")
     return found if found and held.count(found) >= NEARLY_ALL * len(held) else ""
 
