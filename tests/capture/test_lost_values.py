@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.script import op_facts
 from ampscope.observations import BadOp, OpUse
 from tests.helpers.script_watching import watched
 
@@ -223,3 +224,16 @@ def test_running_statistics_that_outgrew_half_are_no_constant() -> None:
 
 def test_running_statistics_that_half_precision_holds_are_none() -> None:
     assert [u for u in _evaluated(5) if u.name.startswith("half_")] == []
+
+
+def test_what_an_op_gives_in_fp32_leaves_running_statistics_alone() -> None:
+    """Half inputs and fp32 statistics, as under autocast: the op that is run again to compare would
+    update them a second time."""
+    torch.manual_seed(0)
+    x, norm, alone = torch.randn(16, 8).half(), nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+    call = torch.ops.aten.native_batch_norm.default
+    given = (x, norm.weight, norm.bias, norm.running_mean, norm.running_var, True, 0.1, 1e-5)
+    assert op_facts.in_fp32(call, given, {}) is not None
+    assert norm.state_dict().keys() == alone.state_dict().keys()
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, alone.state_dict()[name]), name

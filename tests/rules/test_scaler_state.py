@@ -106,3 +106,41 @@ def test_pretrained_weights_before_training_are_no_resume() -> None:
 def test_a_checkpoint_with_the_scalers_state_that_is_ignored_is_found() -> None:
     ignored = replace(LOAD, note="with scaler state")
     assert resumed(ignored, init=65536.0, skips=10, trained=False) is Status.FOUND
+
+
+def remade(skips: int, taken: int, optimizers: int = 1, line: str = "train.py:27") -> Status:
+    """Four epochs, each with a scaler of its own that is made for it and takes ``skips`` skips to
+    find its scale; ``taken`` steps follow."""
+    loss = FALLING[-1]
+    epochs, made, calls = range(4), [], []
+    for epoch in epochs:
+        begin = len(made)
+        one = replace(SCALE, name="scaler_new", subject=f"scaler{epoch}", line=line)
+        calls.append(replace(one, seq=len(calls), step=begin))
+        calls.append(replace(SCALE, seq=len(calls), step=begin, subject=f"scaler{epoch}"))
+        made += [
+            replace(
+                a,
+                step=begin + a.step,
+                scaler=f"scaler{epoch}",
+                optimizer=f"optimizer{epoch % optimizers}",
+            )
+            for a in search(steps([loss] * (skips + taken)), 65536.0, skips)
+        ]
+    found = answers(evidence(run(made, calls=calls)))["scaler_state_lost"]
+    assert found.status is not Status.FOUND or found.line == line
+    return found.status
+
+
+def test_a_scaler_that_every_epoch_makes_anew_loses_the_scale() -> None:
+    assert remade(8, 0) is Status.FOUND  # no step of an epoch is left after its search
+    assert remade(8, 4) is Status.FOUND
+
+
+def test_new_scalers_whose_searches_cost_little_are_no_fault() -> None:
+    assert remade(2, 100) is not Status.FOUND
+    assert remade(0, 20) is not Status.FOUND
+
+
+def test_each_fold_may_have_a_scaler_and_an_optimizer_of_its_own() -> None:
+    assert remade(8, 4, optimizers=4) is not Status.FOUND

@@ -1,30 +1,33 @@
-"""Training resumed with a fresh scaler.
+"""Training went on with a fresh scaler.
 
 What it detects
     A checkpoint that is loaded, a scaler that was created and whose load_state_dict is never
     called (or that of another scaler is), and a scale that jumps back to its initial value, with a
-    burst of skips.
+    burst of skips. A line that makes a scaler again and again for an optimizer that trains already,
+    as one inside the function of an epoch does, where the searches after the first one skip more
+    than a quarter of the steps.
 
 Why it matters
     The scale that training had found is lost; the steps after the resume are skipped or
     unstable.
 
 Blind spots
-    A resume in which the fresh scale happens to fit; a checkpoint of an earlier process that
+    A resume in which the fresh scale happens to fit; new scalers of which each finds its scale soon; a checkpoint of an earlier process that
     holds no scaler state, which looks like pretrained weights.
 
 Remedy
-    Save scaler.state_dict() with the checkpoint, and load it.
+    Save scaler.state_dict() with the checkpoint, and load it. Make one scaler, outside the loop.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import Call
+from ampscope.observations import Call, OptimizerStep
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -44,12 +47,77 @@ def check(evidence: Evidence) -> Verdict:
     """Found from the log: load, no load_state_dict, and the scale's jump or a burst of skips. Every
     resume counts: after the last one the script may train no more."""
     run = evidence.baseline
+    found = _made_anew(run)
+    if found is not None:
+        return found
     if not run.has_scaler or not any(c.name == "load" and not c.nested for c in run.calls):
         return not_applicable("Nothing was resumed under a scaler.")
     answers = [_judged(run, resume) for resume in _resumes(run)]
     if not answers:
         return passed("Nothing was trained with a scaler after the load.")
     return next((a for a in answers if a.status is Status.FOUND), answers[-1])
+
+
+SEARCHED = 0.25  # of the steps from the second scaler on
+
+
+def _made_anew(run: RunView) -> Verdict | None:
+    """One line made each scaler that took an optimizer over from another, at a scale far above
+    the last one, and more than :data:`SEARCHED` of the steps since were skipped in searches."""
+    made = {c.subject: c for c in run.calls if c.name == "scaler_new"}
+    jumps: list[tuple[OptimizerStep, float]] = []  # first step with a new scaler; scale over last
+    burst = 0
+    for name in {a.optimizer for a in run.steps}:
+        own = [a for a in run.steps if a.optimizer == name and a.scaler]
+        searches = False
+        for last, step in pairwise(own):
+            if last.scaler != step.scaler:
+                before, now = made.get(last.scaler), made.get(step.scaler)
+                again = (
+                    before is not None
+                    and now is not None
+                    and now.line == before.line
+                    and now.step > last.step  # not one of several that take turns
+                    and step.scale >= JUMP * last.scale
+                )
+                searches = again and step.skipped
+                if again:
+                    jumps.append((step, step.scale / last.scale))
+            searches = searches and step.skipped
+            burst += searches
+    if not jumps:
+        return None
+    first, jump = min(jumps, key=lambda pair: pair[0].step)
+    since = sum(a.step >= first.step for a in run.steps)
+    if burst <= SEARCHED * since:
+        return None
+    line = made[first.scaler].line
+    return Verdict(
+        Status.FOUND,
+        f"Line {line} makes a new scaler {len(jumps) + 1} times while one optimizer trains, and the"
+        f" scale jumps back to {first.scale:,.6g} each time; {burst} steps are skipped in the"
+        " searches that follow.",
+        step=first.step,
+        line=line,
+        evidence=(
+            Measurement(
+                "skips right after a new scaler", burst, int(SEARCHED * since), "as_is", first.step
+            ),
+            Measurement("steps since the second scaler", since, None, "as_is", first.step),
+            Measurement("new scale over the last one", jump, JUMP, "as_is", first.step),
+        ),
+        fix=Fix(
+            "change_scale",
+            "Make one scaler before the training, and hand it to every epoch.",
+            ONE_SCALER,
+        ),
+    )
+
+
+ONE_SCALER = """scaler = torch.amp.GradScaler(device)  # once, beside the optimizer
+for epoch in range(epochs):
+    train_one_epoch(model, loader, optimizer, scaler)
+"""
 
 
 @dataclass(slots=True)

@@ -105,6 +105,11 @@ def constant_lost(call: OpCall) -> Lost | None:
     :data:`CONSTANT_LOST`, and of a sum that lost its terms as it grew: that is no matter of how a
     value was rounded before its use."""
     known = {key: exact for key, exact in _known(call).items() if exact.source == CONSTANT}
+    if op_facts.updates_statistics(call):
+        updated = {id(t) for t in op_facts.statistics(call)} & known.keys()
+        if updated:
+            _result(call, known)  # brings the kept statistics up to date; this call reads none
+            known = {key: exact for key, exact in known.items() if key not in updated}
     errors = {id(t): _error(t, known[id(t)].values) for t in call.tensors if id(t) in known}
     worst = max(errors, key=lambda key: errors[key] or 0.0, default=None)
     if worst is None or (errors[worst] or 0.0) <= INACCURATE_ERROR or known[worst].by_a_sum:
@@ -113,8 +118,8 @@ def constant_lost(call: OpCall) -> Lost | None:
     error = None if exact is None or own is None else _error(own, exact)
     if error is None or error <= CONSTANT_LOST:
         return None
-    grown = any(id(t) == worst and not all_finite(t) for t in op_facts.statistics(call))
-    return Lost(error, known[worst].place, grown)
+    outgrown = any(id(t) == worst and not all_finite(t) for t in op_facts.statistics(call))
+    return Lost(error, known[worst].place, outgrown)
 
 
 def _known(call: OpCall) -> dict[int, Exact]:

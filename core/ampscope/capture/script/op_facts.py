@@ -143,12 +143,14 @@ def in_fp32(
     func: Any, args: Any, kwargs: Any, instead: Mapping[int, Tensor] | None = None
 ) -> Tensor | None:
     """The op on the same inputs in fp32, with those of ``instead`` in place of the tensors with
-    these ids; None where that cannot be done (in-place, no kernel)."""
+    these ids; None where that cannot be done (in-place, no kernel). What the op changes beside its
+    result, such as running statistics, is changed in copies, and in those of ``instead``."""
     if func._opname.endswith("_") or "out" in kwargs:
         return None
     try:
         with torch.no_grad(), _generators_kept(func, args, kwargs):
-            wide = functools.partial(_widened, instead=instead or {})
+            changed = {id(t): t.clone() for t in targets(func, args, kwargs)}
+            wide = functools.partial(_widened, instead=changed | dict(instead or {}))
             result = func(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()})
     except (RuntimeError, TypeError, NotImplementedError):
         return None
@@ -264,7 +266,7 @@ def stagnated_share(func: Any, args: Any, out: Tensor, before: Tensor | None) ->
 
 def _widened(value: Any, instead: Mapping[int, Tensor]) -> Any:
     if id(value) in instead:
-        return instead[id(value)]
+        value = instead[id(value)]
     if isinstance(value, Tensor) and value.dtype in HALF:
         return value.float()
     if isinstance(value, torch.dtype) and value in HALF:
@@ -353,6 +355,16 @@ def statistics(call: OpCall) -> list[Tensor]:
     places = ((n, a.name) for n, a in arguments if a.name in _STATISTICS)
     given = (call.args[n] if n < len(call.args) else call.kwargs.get(name) for n, name in places)
     return [value for value in given if isinstance(value, Tensor)]
+
+
+def updates_statistics(call: OpCall) -> bool:
+    """Whether this batch normalisation trains: it normalises with its batch, and updates its
+    running statistics beside that."""
+    if call.name.endswith("_with_update"):
+        return True
+    names = [a.name for a in call.func._schema.arguments]
+    place = names.index("training") if "training" in names else len(call.args)
+    return bool(call.args[place]) if place < len(call.args) else bool(call.kwargs.get("training"))
 
 
 @functools.cache
