@@ -19,6 +19,16 @@ rng = np.random.default_rng({seed})
 x = torch.from_numpy(rng.standard_normal((8, 4)).astype("float32"))
 m(x).mean().backward(); o.step()
 """
+MISSING = """
+import numpy as np
+from base import *
+class Filled(torch.nn.Module):
+    def forward(self, x): return m(torch.nan_to_num(x))
+rng = np.random.default_rng({seed})
+x = torch.from_numpy(rng.standard_normal((8, 4)).astype("float32"))
+x[2, 1] = torch.nan
+Filled()(x).mean().backward(); o.step()
+"""
 CLOCK = """
 import time, torch
 torch.manual_seed({seed})
@@ -60,11 +70,21 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., st
     [
         (GENERATOR.format(seed=""), "the first inputs"),
         (GENERATOR.format(seed="3"), ""),
+        (MISSING.format(seed=""), "the first inputs"),
+        (MISSING.format(seed="3"), ""),
         (CLOCK.format(seed="time.time_ns()"), "the initial weights"),
         (CLOCK.format(seed="3"), ""),
         (NO_SEED, ""),
     ],
-    ids=["own_generator", "own_generator_seeded", "clock", "seeded", "no_seed_at_all"],
+    ids=[
+        "own_generator",
+        "own_generator_seeded",
+        "missing",
+        "missing_seeded",
+        "clock",
+        "seeded",
+        "no_seed_at_all",
+    ],
 )
 def test_what_differs_between_two_runs(text: str, says: str, twice: Callable[..., str]) -> None:
     assert twice(text) == says

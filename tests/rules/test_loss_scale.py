@@ -73,6 +73,15 @@ def test_a_search_that_ends_below_1_is_no_high_scale() -> None:
     assert status("loss_magnitude_overflow", made) is Status.FOUND
 
 
+def test_a_scale_that_falls_on_and_on_below_1_is_no_large_loss() -> None:
+    """Eight steps were taken at 2^16; then NaN came back from every batch, at whatever scale."""
+    usual = [0.7] * 60
+    made = but(steps(usual), range(8, 60), **OVERFLOWED)
+    made = [replace(a, scale=2.0 ** (16 - max(a.step - 8, 0))) for a in made]
+    seen = evidence(run(made), fp32_run(steps(usual)))
+    assert status("loss_magnitude_overflow", seen) is Status.PASSED
+
+
 def test_a_scale_that_grows_every_few_steps_is_too_high() -> None:
     # Growth every second step: a third of all steps overflow, between 2^15 and 2^16.
     made = but(steps(LONG), range(2, 60, 3), **OVERFLOWED, scale=2.0**16)

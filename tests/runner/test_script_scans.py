@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -40,3 +41,68 @@ def test_a_wrapper_is_in_no_name() -> None:
     scans.at_end()
     names = [s.name for s in scans.records if s.kind != "batch"]
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"] * 2
+
+
+def _ends_of(
+    then: Callable[[nn.Module], None], held: list[nn.Module] | None = None
+) -> list[tuple[str, str, bool]]:
+    """(kind, name, whether it moved) of the end, where the script's function returns after
+    ``then``, and nothing but ``held`` holds its model."""
+    stands_in: Any = SimpleNamespace(optimizers=[], count=0, gradients=SimpleNamespace(names={}))
+    scans = ScriptScans(cast(OptimizerSteps, stands_in))
+
+    def script() -> None:
+        model = _made()
+        if held is not None:
+            held.append(model)
+        stands_in.optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
+        scans.before_forward(model, model, (torch.ones(4, 2),), {})
+        then(model)
+
+    script()
+    scans.at_end()
+    return [(s.kind, s.name, bool(s.change)) for s in scans.records if s.moment == "end"]
+
+
+def _trained(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.5
+
+
+def _made() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
+
+
+def test_a_model_that_is_gone_with_its_function_is_seen_as_it_was_last() -> None:
+    alive: list[nn.Module] = []
+    kept = _ends_of(_trained, alive)
+    assert kept == [
+        ("parameter", "0.weight", True),
+        ("buffer", "1.running_mean", False),
+        ("buffer", "1.running_var", False),
+    ]
+    assert _ends_of(_trained) == kept
+
+
+def test_a_copy_that_was_only_evaluated_is_not_looked_at_when_it_is_gone() -> None:
+    assert _ends_of(lambda model: None) == []
+
+
+def test_of_models_with_the_same_names_one_that_lives_or_the_last_one_tells() -> None:
+    stands_in: Any = SimpleNamespace(optimizers=[], count=0, gradients=SimpleNamespace(names={}))
+    scans = ScriptScans(cast(OptimizerSteps, stands_in))
+    for fold in (1, 2, 3):
+        model = _made()
+        scans.before_forward(model, model, (torch.ones(4, 2),), {})
+        with torch.no_grad():
+            model.get_parameter("0.weight").fill_(fold)
+    del model
+    scans.at_end()
+    (weight,) = [s for s in scans.records if s.moment == "end" and s.kind == "frozen"]
+    assert weight.max_abs == 3.0
+    alive = _made()
+    scans.before_forward(alive, alive, (torch.ones(4, 2),), {})
+    count = len(scans.records)
+    scans.at_end()
+    assert [s.name for s in scans.records[count:] if s.kind == "frozen"] == ["0.weight"]

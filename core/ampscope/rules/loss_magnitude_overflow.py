@@ -1,8 +1,8 @@
 """The loss is so large that its gradients overflow at scale 1.
 
 What it detects
-    A finite loss whose steps are skipped until the scale has fallen below 1; or gradients that
-    overflow in the backward pass without any scale; fp32 trains.
+    A finite loss whose steps are skipped until the scale has fallen below 1, where a step is taken;
+    or gradients that overflow in the backward pass without any scale; fp32 trains.
 
 Why it matters
     A summed loss grows with the batch and with resolution; half precision ends at 65,504.
@@ -49,6 +49,8 @@ def check(evidence: Evidence) -> Verdict:
     if facts is not None:
         if facts.last >= 1 or facts.largest_taken is None or not facts.skipped:
             return passed("Steps are taken at a scale of 1 or more.")
+        if not any(a.scaler and not a.skipped and a.scale < 1 for a in run.steps):
+            return passed("No step is taken below a scale of 1 either: look at the backward pass.")
         words = (
             f"takes a loss scale of {facts.last:.3g} to be finite, after {facts.skipped} skipped"
             " steps"

@@ -12,8 +12,9 @@ Why it matters
     unstable.
 
 Blind spots
-    A resume in which the fresh scale happens to fit; new scalers of which each finds its scale soon; a checkpoint of an earlier process that
-    holds no scaler state, which looks like pretrained weights.
+    A resume in which the fresh scale happens to fit; new scalers of which each finds its scale
+    soon; a checkpoint of an earlier process that holds no scaler state, which looks like pretrained
+    weights.
 
 Remedy
     Save scaler.state_dict() with the checkpoint, and load it. Make one scaler, outside the loop.

@@ -12,12 +12,14 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
 from ampscope.capture.script import line_uses
@@ -519,8 +521,44 @@ def _step(record: OptimizerStep, op_set: int | None) -> StepRecord:
 # at before the first op sees them.
 
 
+MAX_ALIKE = 10  # models with the same names: a copy for each evaluation, one for each fold
 MAX_FIRST_SIGHT_NUMEL = 20_000_000  # weights kept to see what moved by the end
 MAX_BATCH_SCANS = 2_000
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """A model at its first sight. Its modules' own tables of tensors outlive it, as those of a
+    model do that is a local name of ``main()``: the tensors can be read after the script's end."""
+
+    model: weakref.ref[nn.Module]
+    kept: dict[str, Tensor]  # values of the parameters; none of a model that is too large
+    parameters: list[tuple[str, dict[str, nn.Parameter | None]]]
+    buffers: list[tuple[str, dict[str, Tensor | None]]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.kept)
+
+
+def _named(
+    tables: Iterable[tuple[str, Mapping[str, Tensor | None]]],
+) -> Iterator[tuple[str, Tensor]]:
+    """As ``named_parameters`` gives them, each tensor once."""
+    seen: set[int] = set()
+    for prefix, table in tables:
+        for name, tensor in table.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def _has_moved(parameter: Tensor, first: Tensor | None) -> bool:
+    now = readable(parameter)
+    if now is None or first is None or now.shape != first.shape:
+        return False
+    with no_dispatch():
+        return not torch.equal(plain(now).detach().float(), plain(first).float())
 
 
 class ScriptScans:
@@ -529,7 +567,9 @@ class ScriptScans:
     def __init__(self, steps: OptimizerSteps) -> None:
         self.records: list[Scan] = []
         self._steps = steps
-        self._first_sight: dict[int, tuple[weakref.ref[nn.Module], dict[str, Tensor]]] = {}
+        self._first_sight: dict[int, _Seen] = {}
+        self._gone: dict[tuple[str, ...], _Seen] = {}
+        self._alike: Counter[tuple[str, ...]] = Counter()
         self._batches = 0
 
     def before_forward(
@@ -550,36 +590,69 @@ class ScriptScans:
                 self._add("batch", "batch", name, tensor)
 
     def at_end(self) -> None:
-        """Every model that is still alive, and how far its weights moved."""
+        """Every model that is still alive, and how far its weights moved; of those that are gone
+        with the function that made them, the last one of its names, if it moved."""
         trained = self._trained()
-        for ref, kept in self._first_sight.values():
-            model = ref()
+        for seen in list(self._first_sight.values()):
+            model = seen.model()
             if model is None:
                 continue
-            for name, parameter in model.named_parameters():
-                now = readable(parameter)
-                if now is None:
-                    continue  # a packed one, or given away to free its memory
-                first = kept.get(name)
-                same = first is not None and first.shape == now.shape
-                kind = "parameter" if id(parameter) in trained else "frozen"
-                self._add("end", kind, name, parameter, first if same else None)
-            for name, buffer in model.named_buffers():
-                if buffer.is_floating_point() and holds_numbers(buffer) and buffer.numel():
-                    self._add("end", "buffer", name, buffer)
+            self._end_of(model.named_parameters(), model.named_buffers(), seen.kept, trained)
+            self._gone.pop(seen.names, None)
+        for seen in self._gone.values():
+            parameters = list(_named(seen.parameters))
+            if any(_has_moved(p, seen.kept.get(name)) for name, p in parameters):
+                self._end_of(parameters, _named(seen.buffers), seen.kept, trained)
+
+    def _end_of(
+        self,
+        parameters: Iterable[tuple[str, Tensor]],
+        buffers: Iterable[tuple[str, Tensor]],
+        kept: dict[str, Tensor],
+        trained: set[int],
+    ) -> None:
+        for name, parameter in parameters:
+            now = readable(parameter)
+            if now is None:
+                continue  # a packed one, or given away to free its memory
+            first = kept.get(name)
+            same = first is not None and first.shape == now.shape
+            kind = "parameter" if id(parameter) in trained else "frozen"
+            self._add("end", kind, name, parameter, first if same else None)
+        for name, buffer in buffers:
+            if buffer.is_floating_point() and holds_numbers(buffer) and buffer.numel():
+                self._add("end", "buffer", name, buffer)
 
     def _see_model(self, root: nn.Module) -> None:
         root = unwrapped(root)
         if id(root) in self._first_sight or any(p.is_meta or is_lazy(p) for p in root.parameters()):
             return  # where nothing is in memory there is nothing to see yet
+        names = tuple(name for name, _ in root.named_parameters())
+        self._alike[names] += 1
+        if self._alike[names] > MAX_ALIKE:
+            return
         kept: dict[str, Tensor] = {}
         if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
             held = ((n, readable(p)) for n, p in root.named_parameters())
             kept = {n: values.clone() for n, values in held if values is not None}
-        self._first_sight[id(root)] = (weakref.ref(root), kept)
+        key = id(root)
+        gone = weakref.ref(root, lambda _: self._is_gone(key))
+        modules = list(root.named_modules())
+        self._first_sight[key] = _Seen(
+            gone,
+            kept,
+            [(name, module._parameters) for name, module in modules] if kept else [],
+            [(name, module._buffers) for name, module in modules] if kept else [],
+        )
         self.records += scan_model("start", root, self._trained(), self._steps.count)
         for name, parameter in root.named_parameters():
             self._steps.gradients.names.setdefault(id(parameter), name)
+
+    def _is_gone(self, key: int) -> None:
+        """Nothing is computed here: a model may go in the middle of any op."""
+        seen = self._first_sight.pop(key, None)
+        if seen is not None and seen.kept:
+            self._gone[seen.names] = seen
 
     def _trained(self) -> set[int]:
         """Ids of the parameters that an optimizer has."""
@@ -594,9 +667,11 @@ class ScriptScans:
 
 def inputs_call(seq: int, args: object, kwargs: object) -> Call:
     """A sum over what the first model is given first: the same sum in another run of the script
-    means that it repeats itself."""
+    means that it repeats itself. NaN, as missing values of a table, counts as 0: a sum that is NaN
+    would be equal to none."""
     tensors = floating_tensors([args, kwargs])
-    total = sum(float(plain(t).detach().double().sum()) for t in tensors)
+    numbers = (plain(t).detach().double() for t in tensors)
+    total = sum(float(torch.nan_to_num(n, 0.0, 0.0, 0.0).sum()) for n in numbers)
     dtypes = "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
     return Call(seq, 0, "inputs", value=total, dtype=dtypes)
 
