@@ -106,3 +106,17 @@ def test_of_models_with_the_same_names_one_that_lives_or_the_last_one_tells() ->
     count = len(scans.records)
     scans.at_end()
     assert [s.name for s in scans.records[count:] if s.kind == "frozen"] == ["0.weight"]
+
+
+def test_an_average_that_is_gone_is_seen_beside_the_model_that_lives() -> None:
+    stands_in: Any = SimpleNamespace(optimizers=[], count=0, gradients=SimpleNamespace(names={}))
+    scans = ScriptScans(cast(OptimizerSteps, stands_in))
+    model, average = _made(), _made().bfloat16()
+    stands_in.optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
+    for each, dtype in ((model, torch.float32), (average, torch.bfloat16)):
+        scans.before_forward(each, each, (torch.ones(4, 2, dtype=dtype),), {})
+        _trained(each)
+    del average, each
+    scans.at_end()
+    ends = [(s.kind, s.dtype) for s in scans.records if s.moment == "end" and s.kind != "buffer"]
+    assert ends == [("parameter", "fp32"), ("frozen", "bf16")]

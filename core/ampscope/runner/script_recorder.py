@@ -536,10 +536,6 @@ class _Seen:
     parameters: list[tuple[str, dict[str, nn.Parameter | None]]]
     buffers: list[tuple[str, dict[str, Tensor | None]]]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.kept)
-
 
 def _named(
     tables: Iterable[tuple[str, Mapping[str, Tensor | None]]],
@@ -568,7 +564,7 @@ class ScriptScans:
         self.records: list[Scan] = []
         self._steps = steps
         self._first_sight: dict[int, _Seen] = {}
-        self._gone: dict[tuple[str, ...], _Seen] = {}
+        self._gone: dict[tuple[bool, tuple[str, ...]], _Seen] = {}
         self._alike: Counter[tuple[str, ...]] = Counter()
         self._batches = 0
 
@@ -591,14 +587,14 @@ class ScriptScans:
 
     def at_end(self) -> None:
         """Every model that is still alive, and how far its weights moved; of those that are gone
-        with the function that made them, the last one of its names, if it moved."""
+        with the function that made them the last of its kind, if it moved."""
         trained = self._trained()
         for seen in list(self._first_sight.values()):
             model = seen.model()
             if model is None:
                 continue
             self._end_of(model.named_parameters(), model.named_buffers(), seen.kept, trained)
-            self._gone.pop(seen.names, None)
+            self._gone.pop(self._kind_of(seen), None)
         for seen in self._gone.values():
             parameters = list(_named(seen.parameters))
             if any(_has_moved(p, seen.kept.get(name)) for name, p in parameters):
@@ -652,7 +648,13 @@ class ScriptScans:
         """Nothing is computed here: a model may go in the middle of any op."""
         seen = self._first_sight.pop(key, None)
         if seen is not None and seen.kept:
-            self._gone[seen.names] = seen
+            self._gone[self._kind_of(seen)] = seen
+
+    def _kind_of(self, seen: _Seen) -> tuple[bool, tuple[str, ...]]:
+        """Alike are models with the same names: a trained one and its average are not."""
+        trained = self._trained()
+        held = (id(t) for _, table in seen.parameters for t in table.values())
+        return any(key in trained for key in held), tuple(seen.kept)
 
     def _trained(self) -> set[int]:
         """Ids of the parameters that an optimizer has."""
