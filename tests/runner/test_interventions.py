@@ -230,6 +230,15 @@ def test_precision_of_each_module(control: str, expected: list[torch.dtype]) -> 
     assert _dtypes_under(control) == expected
 
 
+def test_a_widened_module_of_a_half_model_fits_to_its_neighbours_at_every_step() -> None:
+    model, inside = small_net().half(), []
+    model[0].register_forward_hook(lambda m, i, o: inside.append(o.dtype))
+    with applied("fp32_modules:0"):
+        outputs = [model(batch(n)[0].half()) for n in range(3)]
+    assert inside == [torch.float32] * 3
+    assert [out.dtype for out in outputs] == [torch.float16] * 3
+
+
 def test_epsilons_are_raised_where_they_are_smaller() -> None:
     with applied("eps:1e-3"):
         norms = [nn.LayerNorm(4, eps=eps) for eps in (1e-6, 1e-2)]

@@ -298,6 +298,7 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
     """
     names, wanted = ModulePaths(), set(paths)
     missing, depth = set(paths), [0]
+    was_half: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
 
     def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if depth[0] or not _is_wanted(names, module, wanted):
@@ -306,6 +307,8 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
         half = next((p.dtype for p in module.parameters() if p.dtype in HALF), None)
         if half is not None:
             module.float()
+            was_half[module] = half
+        half = was_half.get(module)
         depth[0] += 1
         try:
             with _autocast_off():
