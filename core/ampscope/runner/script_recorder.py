@@ -595,7 +595,7 @@ class ScriptScans:
                 continue
             self._end_of(model.named_parameters(), model.named_buffers(), seen.kept, trained)
             self._gone.pop(self._kind_of(seen), None)
-        for seen in self._gone.values():
+        for seen in list(self._gone.values()):  # a model may go meanwhile
             parameters = list(_named(seen.parameters))
             if any(_has_moved(p, seen.kept.get(name)) for name, p in parameters):
                 self._end_of(parameters, _named(seen.buffers), seen.kept, trained)
