@@ -218,6 +218,54 @@ def test_shards_and_folders(tmp_path: Path) -> None:
             check_checkpoint(index)
 
 
+@pytest.mark.parametrize("code", ["negative_moment", "ema_poisoned", "vanished_moment"])
+def test_epochs_of_one_folder_are_told_apart(
+    code: str, trained: tuple[nn.Module, torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    """Each is judged by its own tensors, and a finding names the file."""
+    state = _state(trained)
+    for name in ("1.pt", "3.pt"):
+        torch.save(state, tmp_path / name)
+    assert check_checkpoint(tmp_path).findings == []
+    _poison(code, state)
+    torch.save(state, tmp_path / "2.pt")
+    of_file = [f for f in check_checkpoint(tmp_path / "2.pt").findings if f.code == code]
+    of_folder = [f for f in check_checkpoint(tmp_path).findings if f.code == code]
+    assert [f"2.pt: {f.tensor}" for f in of_file] == [f.tensor for f in of_folder] != []
+
+
+def test_moments_of_two_epochs_are_not_paired(
+    trained: tuple[nn.Module, torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    """A second moment that is zero in one epoch, beside a first moment of another one."""
+    state = _state(trained)
+    moments = next(iter(state["optimizer"]["state"].values()))
+    moments["exp_avg_sq"] = torch.zeros_like(moments["exp_avg_sq"])
+    moments["exp_avg"] = torch.zeros_like(moments["exp_avg"])
+    torch.save(state, tmp_path / "1.pt")
+    moments["exp_avg_sq"] = torch.ones_like(moments["exp_avg_sq"])
+    moments["exp_avg"] = torch.ones_like(moments["exp_avg"])
+    torch.save(state, tmp_path / "2.pt")
+    assert check_checkpoint(tmp_path).findings == []
+
+
+def test_a_broken_file_of_a_folder_hides_no_other(tmp_path: Path) -> None:
+    torch.save({"w": torch.tensor([torch.nan])}, tmp_path / "1.pt")
+    torch.save({"w": torch.ones(99)}, tmp_path / "2.pt")
+    _cut(tmp_path / "2.pt")
+    (tmp_path / "m.index.json").write_text('{"weight_map": {"w": "gone.safetensors"}}')
+    found = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "nan: w (model, fp32, 1): 1 of 1 elements" in found.output
+    assert "2.pt is no whole torch file" in found.output
+    assert "gone.safetensors, which is missing" in found.output
+    (tmp_path / "1.pt").unlink()
+    torch.save({"w": torch.ones(1)}, tmp_path / "1.pt")
+    found = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "clean" not in found.output
+
+
 def _compressed(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"0" * 100_000)

@@ -198,6 +198,21 @@ def test_what_cannot_work_is_refused_at_once(
     assert not Path("r.db").exists()
 
 
+def test_a_folder_that_may_not_be_written_is_refused_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked of the system, as root may write anywhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("fine.py").write_text("print('never run')\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    command = ["diagnose", "--store", "r.db", "--json", "out.json", "fine.py"]
+    result = CliRunner().invoke(main, command)
+    assert (result.exit_code, result.output) == (
+        2, "ampscope: Cannot write out.json: permission denied.\n",
+    )  # fmt: skip
+    assert not Path("r.db").exists()
+
+
 @pytest.mark.parametrize(
     ("fix", "says"),
     [

@@ -36,3 +36,18 @@ def test_an_unknown_command_is_named_with_what_is_like_it(word: str) -> None:
     assert done.exit_code == 2
     assert f"No such command '{word}'" in done.output
     assert "Did you mean" in done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["probe", "{}.py:build"], ["compare", "{}.py"], ["mcp", "--scripts", "{}"],
+     ["diagnose", "{}.py"], ["run", "{}.py"], ["check", "{}"], ["preflight", "{}.py"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_path_that_cannot_be_looked_at_is_one_sentence(words: list[str]) -> None:
+    """A name that is too long fails as a folder does that may not be entered, also for root."""
+    done = CliRunner().invoke(main, [word.format("x" * 300) for word in words])
+    assert done.exit_code == 2, done.output
+    assert done.output.startswith("ampscope: Cannot ")
+    assert "File name too long" in done.output
+    assert done.output.count("\n") == 1

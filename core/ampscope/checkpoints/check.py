@@ -107,6 +107,7 @@ class CheckResult:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)  # of a folder's files, in sentences
 
     def dtypes(self) -> list[DtypeRow]:
         """The dtype ledger."""
@@ -128,6 +129,7 @@ class CheckResult:
             "findings": [asdict(f) for f in self.findings],
             "notes": self.notes,
             "left_out": self.left_out,
+            "unreadable": self.unreadable,
             "dtypes": [asdict(row) for row in self.dtypes()],
             "averages": [asdict(a) for a in self.averages],
             "tensors": [asdict(t) for t in self.tensors],
@@ -157,7 +159,8 @@ def check_checkpoint(
         with _Reader() as reader:
             try:
                 counts = reader.counts(tensors)
-                result = CheckResult(path, counts, left_out=checkpoint.left_out)
+                result = CheckResult(path, counts)
+                result.left_out, result.unreadable = checkpoint.left_out, checkpoint.unreadable
                 _judge(result, loaded_as)
                 _compare_averages(result, tensors, reader)
                 _check_moments(result, checkpoint, tensors, reader)
@@ -217,7 +220,7 @@ class _Reader:
         return [self._counted(t, found.get(_place(t))) for t in tensors]
 
     def _counted(self, t: StoredTensor, found: NDArray[np.uint64] | None) -> TensorCounts:
-        plain = TensorCounts(t.name, t.kind, t.dtype, t.shape, t.count, t.size)
+        plain = TensorCounts(t.label, t.kind, t.dtype, t.shape, t.count, t.size)
         if found is None:
             return plain
         n = [int(x) for x in found]
@@ -361,12 +364,13 @@ def _words(dtype: str) -> str:
 def _compare_averages(
     result: CheckResult, tensors: Sequence[StoredTensor], reader: _Reader
 ) -> None:
-    weights: dict[str, list[StoredTensor]] = {}
+    weights: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in tensors:
         if tensor.kind == "model" and tensor.dtype in counting.FLOATS:
             parts = tensor.name.split(".")
             for start in range(len(parts)):
-                weights.setdefault("".join(parts[start:]), []).append(tensor)
+                name = tensor.part, "".join(parts[start:])
+                weights.setdefault(name, []).append(tensor)
     bad = {t.name for t in result.tensors if t.nan or t.inf}
     for tensor in tensors:
         if tensor.kind != "ema" or tensor.dtype not in counting.FLOATS or not tensor.count:
@@ -378,23 +382,24 @@ def _compare_averages(
         for one, other in reader.pairs(tensor, weight):
             sums += counting.distance(one, other)
         away = math.sqrt(sums[0] / sums[1]) if sums[1] > 0 else None
-        result.averages.append(Average(tensor.name, weight.name, away, sums[2] / tensor.count))
-        if tensor.name in bad and weight.name not in bad:
+        result.averages.append(Average(tensor.label, weight.label, away, sums[2] / tensor.count))
+        if tensor.label in bad and weight.label not in bad:
             text = (
-                f"{tensor.name} is not finite and its weight {weight.name} is: the average cannot "
+                f"{tensor.label} is not finite and its weight {weight.label} is: the average cannot "
                 "recover. Take it anew from the weights."
             )
-            result.findings.append(Finding("ema_poisoned", tensor.name, text, 1))
+            result.findings.append(Finding("ema_poisoned", tensor.label, text, 1))
 
 
 def _weight_of(
-    average: StoredTensor, weights: dict[str, list[StoredTensor]]
+    average: StoredTensor, weights: dict[tuple[str, str], list[StoredTensor]]
 ) -> StoredTensor | None:
     """The weight whose name ends as that of the average does behind "ema", with the same shape."""
     found = _EMA.search(average.name)
     rest = average.name[found.end() :].split(".") if found else []
     for start in range(len(rest)):
-        some = [w for w in weights.get("".join(rest[start:]), ()) if w.shape == average.shape]
+        name = average.part, "".join(rest[start:])
+        some = [w for w in weights.get(name, ()) if w.shape == average.shape]
         if some:
             return some[0] if len(some) == 1 else None
     return None
@@ -407,20 +412,20 @@ def _check_moments(
     result: CheckResult, checkpoint: Checkpoint, tensors: Sequence[StoredTensor], reader: _Reader
 ) -> None:
     counts = {t.name: t for t in result.tensors}
-    by_name = {t.name: t for t in tensors}
-    groups = {prefix: group for group in checkpoint.groups for prefix in group.states}
+    by_name = {(t.part, t.name): t for t in tensors}
+    groups = {(group.part, prefix): group for group in checkpoint.groups for prefix in group.states}
     for tensor in tensors:
         if not tensor.name.endswith(("exp_avg_sq", "max_exp_avg_sq")):
             continue
         if tensor.dtype not in counting.FLOATS or not tensor.count:
             continue
-        found, name = counts[tensor.name], tensor.name
-        prefix = name[: name.rindex(".") + 1] if "." in name else ""
-        group = groups.get(prefix)
+        found, name = counts[tensor.label], tensor.label
+        prefix = tensor.name[: tensor.name.rfind(".") + 1]
+        group = groups.get((tensor.part, prefix))
         if found.negative:
             text = f"{name}: {found.negative:,} second moments are negative: their updates are NaN."
             result.findings.append(Finding("negative_moment", name, text, found.negative))
-        first = by_name.get(f"{prefix}exp_avg")
+        first = by_name.get((tensor.part, f"{prefix}exp_avg"))
         if first is not None and first.shape == tensor.shape and first.dtype in counting.FLOATS:
             _check_vanished(result, first, tensor, group.epsilon if group else None, reader)
         fmt = counting.FLOATS[tensor.dtype][0]
@@ -450,13 +455,13 @@ def _check_vanished(
         gone, large = gone + some, large + many
     if large:
         text = (
-            f"{second.name}: {large:,} second moments are zero beside a first moment above "
+            f"{second.label}: {large:,} second moments are zero beside a first moment above "
             f"{MOST_UPDATE * epsilon:.1g}: their next updates are larger than any that Adam can "
             "make. Keep the optimizer's state in fp32."
         )
-        result.findings.append(Finding("vanished_moment", second.name, text, large))
+        result.findings.append(Finding("vanished_moment", second.label, text, large))
     elif gone:
         result.notes.append(
-            f"{second.name}: {gone:,} of {second.count:,} second moments are zero where the first "
+            f"{second.label}: {gone:,} of {second.count:,} second moments are zero where the first "
             "is not; eps bounds their updates."
         )

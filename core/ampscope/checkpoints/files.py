@@ -25,8 +25,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +43,7 @@ _BITS = {
 _MAGIC_OF_ZIP = b"PK\x03\x04"
 _POINTER_OF_LFS = b"version https://git-lfs.github.com/"
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+MOST_NAMED = 3  # files of a folder of which none can be read
 _STORED = 0  # zipfile's word for an entry that is not compressed, as torch writes all
 
 
@@ -60,6 +62,12 @@ class StoredTensor:
     offset: int
     size: int
     kind: str = "model"  # or "optimizer", "ema"
+    part: str = ""  # which file of a folder, where several of its files use the same names
+
+    @property
+    def label(self) -> str:
+        """The name, behind the file that holds it where that is needed to tell tensors apart."""
+        return f"{self.part}: {self.name}" if self.part else self.name
 
     @property
     def count(self) -> int:
@@ -74,6 +82,7 @@ class Group:
     states: tuple[str, ...]
     betas: tuple[float, float] | None
     epsilon: float | None
+    part: str = ""  # as of the tensors
 
 
 @dataclass(slots=True)
@@ -84,12 +93,18 @@ class Checkpoint:
     tensors: list[StoredTensor] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # sentences
+    unreadable: list[str] = field(default_factory=list)  # of a folder's files, sentences
 
     def add(self, other: Checkpoint) -> None:
         """All that another one holds, too."""
         self.tensors += other.tensors
         self.groups += other.groups
         self.left_out += other.left_out
+
+    def of_part(self, part: str) -> Checkpoint:
+        """The same with ``part`` at each tensor and group."""
+        tensors = [replace(tensor, part=part) for tensor in self.tensors]
+        return replace(self, tensors=tensors, groups=[replace(g, part=part) for g in self.groups])
 
 
 def opened(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoint:
@@ -229,29 +244,41 @@ class _Source:
         return found
 
     def folder(self, folder: Path) -> Checkpoint:
-        """All checkpoint files of a folder, shards once."""
+        """All checkpoint files of a folder, shards once. One that cannot be read does not hide the
+        others. Files that use the same names, such as those of several epochs, are told apart."""
         files = sorted(file for file in folder.iterdir() if file.is_file())
         found = Checkpoint(folder)
+        parts: list[Checkpoint] = []
         done: set[str] = set()
         for index in (file for file in files if file.name.endswith(".index.json")):
-            part = self._index(index)
-            done |= {tensor.file.name for tensor in part.tensors}
-            found.add(part)
-        read = len(done)
+            try:
+                parts.append(self._index(index))
+                done |= {tensor.file.name for tensor in parts[-1].tensors}
+            except BadInput as error:
+                found.unreadable.append(str(error))
         for file in files:
             suffixes = (".safetensors", *_TORCH_SUFFIXES)
             if file.name in done or file.suffix not in suffixes:
                 continue
             try:
-                found.add(self.file(file))
-                read += 1
+                parts.append(self.file(file))
             except NeedsCode as error:  # of a trainer's folder: arguments, random states
                 found.left_out.append(str(error))
-        if not read:
+            except BadInput as error:
+                found.unreadable.append(str(error))
+            except OSError as error:
+                found.unreadable.append(f"Cannot read {file}: {error.strerror or error}.")
+        if not parts:
+            if found.unreadable:
+                raise BadInput(" ".join(found.unreadable[:MOST_NAMED]))
             reason = f" {found.left_out[0]}" if found.left_out else ""
             raise BadInput(
                 f"{folder} holds no checkpoint: no .safetensors and no torch file to read.{reason}"
             )
+        uses = Counter(name for part in parts for name in {t.name for t in part.tensors})
+        for part in parts:
+            shares = any(uses[tensor.name] > 1 for tensor in part.tensors)
+            found.add(part.of_part(part.path.name) if shares else part)
         return found
 
 

@@ -116,9 +116,9 @@ def _at_base(script: Path, base: str) -> Iterator[Path]:
     top = _git(script.parent, "rev-parse", "--show-toplevel")
     root = Path(top.strip()) if top is not None else None
     inside = script.resolve().relative_to(root.resolve()) if root is not None else Path(script.name)
-    if Path(base).is_dir():
+    if os.path.isdir(base):
         found = Path(base).absolute() / inside
-        if not found.is_file():
+        if not os.path.isfile(found):
             raise BadInput(f"There is no {inside} in {base}.")
         yield found
         return

@@ -18,7 +18,7 @@ MOST_SHOWN = 20  # findings and notes of one checkpoint; --json has all
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Everything that was counted, as JSON.")
 @click.option(
     "--for",
@@ -38,9 +38,11 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
         for path in paths:
             try:
                 results.append(check_checkpoint(path, loaded_as or "", torch_files))
+                problems += results[-1].unreadable
             except BadInput as error:
                 problems.append(str(error))
-                click.echo(f"ampscope: {visible(str(error))}", err=True)
+    for problem in problems:
+        click.echo(f"ampscope: {visible(problem)}", err=True)
     if as_json:
         made = {"checkpoints": [r.as_json() for r in results], "unreadable": problems}
         click.echo(json.dumps(made, indent=1))
@@ -54,7 +56,8 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
 
 def _lines(result: CheckResult) -> list[str]:
     """What a person reads."""
-    state = _many(len(result.findings), "finding") if result.findings else "clean"
+    clean = "nothing found in what could be read" if result.unreadable else "clean"
+    state = _many(len(result.findings), "finding") if result.findings else clean
     size = sum(t.size for t in result.tensors)
     found = [
         f"{result.path}: {state}; {_many(len(result.tensors), 'tensor')}, {size / 2**20:,.1f} MiB"

@@ -253,7 +253,7 @@ def captured_spec(
     """
     if script:
         raise BadInput(f"--capsule takes the place of a script: leave {script} out.")
-    if not capsule.is_file():
+    if not os.path.isfile(capsule):  # Path.is_file raises below a folder that cannot be entered
         raise BadInput(f"There is no capsule at {capsule}.")
     if not trust:
         raise BadInput(
@@ -263,7 +263,7 @@ def captured_spec(
         )
     checked_limits(1, time_limit, memory_limit)
     file, colon, function = trust.partition(":")
-    if file.endswith(".py") and Path(file).is_file():
+    if file.endswith(".py") and os.path.isfile(file):
         trust = f"{Path(file).absolute()}{colon}{function}"
     arguments = (str(capsule.absolute()), "--model", trust)
     command = [*started("ampscope.watcher.replay_child"), *arguments, "--json"]
@@ -357,7 +357,7 @@ def _without_launcher(
 ) -> tuple[str, tuple[str, ...], bool]:
     """What the user's own command line runs: ``torchrun … train.py`` is a module with arguments,
     ``python train.py`` a script."""
-    if module or Path(script).is_file():
+    if module or os.path.isfile(script):
         return script, args, module
     words = (Path(script).name, *args)
     for launcher, name in _LAUNCHERS.items():
@@ -456,10 +456,13 @@ class Output:
         for out in (json_out, sarif_out):
             if out is None or (out == STANDARD_OUTPUT and out is json_out):
                 continue
-            if out.is_dir():
+            if os.path.isdir(out):
                 raise BadInput(f"Cannot write {out}: it is a folder.")
-            if not out.absolute().parent.is_dir():
+            if not os.path.isdir(out.absolute().parent):
                 raise BadInput(f"Cannot write {out}: there is no folder {out.parent}.")
+            written = out if out.exists() and not out.is_file() else out.absolute().parent
+            if not os.access(written, os.W_OK):  # a file is written beside its place first
+                raise BadInput(f"Cannot write {out}: permission denied.")
 
     def write(self, report: DiagnosisResult) -> None:
         """JSON and SARIF, where they were asked for. Raises BadInput when one cannot be written."""

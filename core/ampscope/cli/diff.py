@@ -232,7 +232,7 @@ def _side(
     revision: str,
     store: Path,
 ) -> Side | Recorded:
-    if not revision and not Path(named).exists() and ids_of([named], store):
+    if not revision and not os.path.lexists(named) and ids_of([named], store):
         with Reader(store) as reader:
             return recorded(reader, named)
     script, folder, name = Path(named), None, Path(named).name

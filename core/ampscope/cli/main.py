@@ -35,6 +35,7 @@ if sys.argv[0].rpartition("/")[2] in ("ampscope", "-m", "main.py"):  # not where
 
 # The imports below take a moment, in which a signal must end the command already.
 
+import errno
 import importlib
 from typing import Any
 
@@ -46,6 +47,7 @@ from ampscope.files import remove_leftovers
 from ampscope.report.document import visible
 
 EXIT_BAD_INPUT = 2
+UNUSABLE = (errno.EACCES, errno.ENAMETOOLONG)  # Path.is_file and its like raise these
 # Command -> the module below ampscope.cli that has it, and its name there. A module is imported
 # when its command is asked for: all of them together take a second of processor time.
 COMMANDS = {
@@ -105,6 +107,13 @@ class _Group(click.Group):
                 result = super().invoke(ctx)
             except AmpscopeError as error:
                 click.echo(f"ampscope: {visible(str(error))}", err=True)  # it may quote a run
+                stopping.ignore()
+                sys.exit(EXIT_BAD_INPUT)
+            except OSError as error:  # of a path that a user named, asked for before it is opened
+                if error.errno not in UNUSABLE or error.filename is None:
+                    raise
+                said = f"Cannot use {error.filename}: {error.strerror}."
+                click.echo(f"ampscope: {visible(said)}", err=True)
                 stopping.ignore()
                 sys.exit(EXIT_BAD_INPUT)
             except SystemExit:

@@ -372,7 +372,9 @@ def files_below(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
         folders[:] = sorted(
             f
             for f in folders
-            if not (f.startswith(".") or f in _SKIPPED or Path(root, f, "pyvenv.cfg").exists())
+            if not f.startswith(".")
+            and f not in _SKIPPED
+            and not os.path.exists(Path(root, f, "pyvenv.cfg"))  # Path.exists may raise
         )
         for name in sorted(names):
             path = Path(root, name)
