@@ -615,3 +615,23 @@ class Runner:
                 out = self.encoder.model(x)
 """
     assert codes(text) == found
+
+
+@pytest.mark.parametrize("cast", ["torch.rand(4).half()", "torch.rand(4)"])
+def test_an_epsilon_at_the_top_level_of_a_script(cast: str) -> None:
+    text = f"p = {cast}\nq = torch.log(p + 1e-12)\nr = 1 / (p + 1e-10)\n"
+    assert codes(text) == (["AMP008", "AMP008"] if "half" in cast else [])
+
+
+def test_a_scaler_behind_a_conditional_expression_is_no_defect() -> None:
+    """Its sides are expressions, where those of a branch are lists of statements."""
+    text = """
+    def train(model, optimizer, x, fp16):
+        scaler = torch.amp.GradScaler("cuda") if fp16 else None
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    assert codes(text) == []

@@ -546,3 +546,80 @@ class Trainer:
 """
     )
     assert codes(text) == []
+
+
+@pytest.mark.parametrize("amp", [True, False])
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        """
+        loss = scaler.scale(loss) if scaler else loss
+        loss.backward()
+        scaler.step(optimizer) if scaler else optimizer.step()
+        if scaler:
+            scaler.update()
+        """,
+        """
+        scaled = scaler.scale(loss) if scaler is not None else loss
+        print("x") if step else (scaled if scaler is not None else loss).backward()
+        if step == 0 and scaler is not None:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+    ],
+    ids=["receiver", "statement", "nested"],
+)
+def test_conditional_expressions_go_one_way(body: str, amp: bool) -> None:
+    """A loop that PyTorch runs with a scaler and without one."""
+    text = loop(body).replace(
+        'scaler = torch.amp.GradScaler("cpu", init_scale=4.0)',
+        f'amp = {amp}\nscaler = torch.amp.GradScaler("cpu", init_scale=4.0) if amp else None',
+    )
+    exec(compile(text, "t.py", "exec"), {})
+    assert codes(text) == []
+    assert codes(text.replace(f"amp = {amp}\n", "import sys\namp = len(sys.argv) > 1\n")) == []
+
+
+def test_a_conditional_expression_that_is_wrong_is_found() -> None:
+    text = loop(
+        """
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        print(step) if step % 2 else optimizer.step()
+        scaler.update()
+        """
+    )
+    (found,) = check_source(Source("t.py", text))
+    assert (found.code.code, found.edits) == ("AMP016", ())  # the line does more than the fault
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for wrapped in all_of_them:\n    scaler.unscale_(wrapped.optimizer)",
+        "for o in all_of_them:\n    o = o.optimizer\n    scaler.unscale_(o)",
+        "for o in all_of_them:\n    while hasattr(o, 'optimizer'):\n"
+        "        o = o.optimizer\n    scaler.unscale_(o)",
+    ],
+    ids=["attribute", "assigned", "unwrapped"],
+)
+def test_each_pass_of_a_loop_has_an_optimizer_of_its_own(body: str) -> None:
+    start = f"""{HEAD}
+class Wrapper:
+    def __init__(self, module):
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+all_of_them = [Wrapper(model), Wrapper(nn.Linear(1, 1))]
+scaler.scale(model(torch.ones(3, 4)).mean()).backward()
+"""
+    exec(compile(start + body, "t.py", "exec"), {})
+    assert codes(start + body) == []

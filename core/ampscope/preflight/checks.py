@@ -261,11 +261,11 @@ def _protocol_repair(source: Source, roles: Roles, fault: Fault) -> tuple[Edit, 
         at = block.index(statement)
         text = source.segment(statement)
         twins = [s for s in block[:at] if source.segment(s) == text]
-        if isinstance(statement, ast.Expr) and twins:
+        if isinstance(statement, ast.Expr) and statement.value is fault.node and twins:
             return (_deleted(source, statement),)
     if fault.kind == "optimizer_stepped_too" and isinstance(statement, ast.Expr):
         block = source.block(statement)
-        if len(block) > 1:
+        if len(block) > 1 and statement.value is fault.node:
             return (_deleted(source, statement),)
     return ()
 

@@ -69,6 +69,7 @@ class Execution(ABC):
         self.work = 0  # statements times states so far
         self.live: list[frozenset[str]] = []  # what the code that is still to run mentions
         self.counting = False  # within the test of a branch that acts on gradients
+        self._chosen: dict[ast.IfExp, bool] = {}  # which way the one being evaluated goes
 
         # What the execution has learned, of all paths.
         self.remainder_tests: set[str] = set()  # texts of tests with a remainder
@@ -536,7 +537,7 @@ class Execution(ABC):
         if not self.any_relevant(inside) and not any(map(self._decides, inside)):
             for name in {n for s in inside for n in _stored(s)}:
                 for state in states:
-                    self.drop(self.key(name, frame), state)
+                    self.replaced(name, state, frame)
             return Flow(states, [], [], [])
         flow = Flow([], [], [], [])
         for outcome, block in ((True, body), (False, otherwise)):
@@ -584,7 +585,7 @@ class Execution(ABC):
         if not self.any_relevant(node.body):
             for name in stored:
                 for state in states:
-                    self.drop(self.key(name, frame), state)
+                    self.replaced(name, state, frame)
             return self._leave(node, Flow(states, [], [], []), [], frame)
         outer, left, returns = self.context, [], []
         current = states
@@ -599,8 +600,9 @@ class Execution(ABC):
                     self.drop_facts(self.key(name, frame), state)
                 if not isinstance(node, ast.While):
                     self.assign(node.target, None, [state], frame)
-                    for name in _names_in(node.target):
-                        if name in self.roles.optimizers or name in self.roles.scalers:
+                    targets = set(_names_in(node.target))
+                    for name in self.roles.optimizers | self.roles.scalers:
+                        if _root(name) in targets:  # also wrapped.optimizer of each wrapped
                             key = self.key(name, frame)
                             made = Optimizer if name in self.roles.optimizers else Scaler
                             state.names[key] = made(f"{key}@{self.context}")
@@ -705,7 +707,16 @@ class Execution(ABC):
         self.drop(key, state)
         if isinstance(value, Plain) and name in self.roles.scalers | self.roles.optimizers:
             return  # made by code that is not here; its use says what it is
+        if value is None and name in self.roles.optimizers:
+            value = Optimizer(f"{key}@{self.context}")  # in each pass of a loop another one
         state.names[key] = value
+
+    def replaced(self, name: str, state: State, frame: str) -> None:
+        """A name may have been given another value."""
+        key = self.key(name, frame)
+        self.drop(key, state)
+        if name in self.roles.optimizers:  # in each pass of a loop another one
+            state.names[key] = Optimizer(f"{key}@{self.context}")
 
     def drop(self, key: str, state: State) -> None:
         """Forget what a name held."""
@@ -839,6 +850,10 @@ class Execution(ABC):
             return Plain()
         if isinstance(node, ast.Call):
             return self.call_value(node, state, frame)
+        if isinstance(node, ast.IfExp):
+            goes = self._chosen.get(node, self.truth(node.test, state, frame))
+            if goes is not None:
+                return self.value(node.body if goes else node.orelse, state, frame)
         if dotted(node):
             found = self.look_up(node, state, frame)
             if found is None and isinstance(node, ast.Name):
@@ -918,11 +933,62 @@ class Execution(ABC):
         return any(name.startswith("self.") for name in self.roles.scalers)
 
     def evaluate(self, node: ast.expr, states: list[State], frame: str) -> None:
-        """Execute the calls of an expression, arguments before the call."""
+        """Execute the calls of an expression, arguments before the call. Conditional expressions
+        that matter go both ways, as branches do."""
         if not self.is_relevant(node):
             return
-        for call in _calls_in_order(node):
+        choice = self._choice(node, states, frame)
+        if choice is not None:
+            found = []
+            for outcome, part in ((True, choice.body), (False, choice.orelse)):
+                self.counting = self.acts(part)
+                taken = [s.copy() for s in states]
+                taken = [s for s in taken if self.assume(choice.test, outcome, s, frame)]
+                self.counting = False
+                self._chosen[choice] = outcome
+                self.evaluate(node, taken, frame)
+                del self._chosen[choice]
+                found += taken
+            states[:] = found
+            return
+        for call in self._calls_in_order(node):
             self.call(call, states, frame)
+
+    def _choice(self, node: ast.expr, states: list[State], frame: str) -> ast.IfExp | None:
+        """The first conditional expression within it that is still open, and of which a side acts
+        or is a loss that carries a scale."""
+        for n in self._evaluated(node):
+            if not isinstance(n, ast.IfExp) or n in self._chosen:
+                continue
+            sides = (n.body, n.orelse)
+            if any(map(self._event_within, sides)) or any(
+                isinstance(self.value(side, state, frame), Scaled)
+                for side in sides
+                for state in states
+            ):
+                return n
+        return None
+
+    def _evaluated(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What is evaluated of an expression, outer parts first, without sides not taken."""
+        if isinstance(node, ast.Lambda | ast.FunctionDef | ast.ClassDef):
+            return
+        yield node
+        for part in self._parts(node):
+            yield from self._evaluated(part)
+
+    def _parts(self, node: ast.AST) -> list[ast.AST]:
+        if isinstance(node, ast.IfExp) and node in self._chosen:
+            return [node.test, node.body if self._chosen[node] else node.orelse]
+        return list(children(node))
+
+    def _calls_in_order(self, node: ast.AST) -> Iterator[ast.Call]:
+        if isinstance(node, ast.Lambda | ast.FunctionDef | ast.ClassDef):
+            return
+        for part in self._parts(node):
+            yield from self._calls_in_order(part)
+        if isinstance(node, ast.Call):
+            yield node
 
     # ---- calls
 
@@ -1007,15 +1073,6 @@ def walk_here(node: ast.AST) -> Iterator[ast.AST]:
         first = False
         yield at
         waiting += children(at)
-
-
-def _calls_in_order(node: ast.AST) -> Iterator[ast.Call]:
-    if isinstance(node, ast.Lambda | ast.FunctionDef | ast.ClassDef):
-        return
-    for child in children(node):
-        yield from _calls_in_order(child)
-    if isinstance(node, ast.Call):
-        yield node
 
 
 def _operands(node: ast.expr) -> Iterator[ast.expr]:

@@ -590,7 +590,8 @@ def _branches(p: Precision, node: ast.AST) -> list[tuple[ast.AST, str]]:
         if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
             break
         if isinstance(up, ast.If | ast.Try | ast.Match | ast.IfExp):
-            side = "body" if at in getattr(up, "body", []) else "else"
+            body = [up.body] if isinstance(up, ast.IfExp) else getattr(up, "body", [])
+            side = "body" if at in body else "else"
             found.append((up, side))
         at = up
     return found[::-1]
@@ -653,10 +654,12 @@ def _constants(p: Precision) -> Iterator[Trait]:
             owner = p.source.owner(node)
             autocast = owner is not None and node.name == "forward" and owner.name in p.run_in_fp16
             yield from _constants_of(p, node, autocast)
+    yield from _constants_of(p, None, False)
 
 
-def _constants_of(p: Precision, function: Function, autocast: bool) -> Iterator[Trait]:
-    """Follow fp16 tensors through one function, in the order of its statements."""
+def _constants_of(p: Precision, function: Function | None, autocast: bool) -> Iterator[Trait]:
+    """Follow fp16 tensors through one function, or through the module's own code, in the order of
+    its statements."""
     half: set[str] = set()
     seen = sorted(
         (n for n in _scope(p, function) if isinstance(n, ast.stmt)),
