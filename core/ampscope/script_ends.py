@@ -113,8 +113,8 @@ def lacks_cuda(outcome: Outcome, output: str = "") -> bool:
 
 
 def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
-    lines = outcome.error_text.strip().splitlines()
-    text = lines[0][:MAX_TEXT] if lines else ""
+    lines = outcome.error_text.splitlines()  # torchrun's first one is a rule of "="
+    text = next((s.strip()[:MAX_TEXT] for s in lines if any(map(str.isalnum, s))), "")
     at = f" at {outcome.error_line}" if outcome.error_line else ""
     kind = outcome.error_type
     if kind == "KeyboardInterrupt":

@@ -135,6 +135,7 @@ def test_a_fault_of_ampscope_is_no_verdict(tmp_path: Path, monkeypatch: pytest.M
 
 REFUSED = {
     "missing.py": "There is no file missing.py.",
+    "--nope": "There is no option --nope. --help lists those that there are.",
     "folder": "folder is a folder. Name the script in it, or use -m for a package.",
     "binary.py": "binary.py is not Python: it is a binary file.",
     "text.py": "text.py is not Python: invalid syntax at line 1.",

@@ -158,6 +158,7 @@ def test_what_cannot_be_told_is_125_with_a_reason(tmp_path: Path, script: str) -
         (["--python", "nowhere", "{}"], "There is no Python nowhere"),
         (["--against", "HEAD", "{}"], "git rev-parse failed"),
         (["--with-args", "'", "{}"], "--with-args cannot be read"),
+        (["--nope", "{}"], "There is no option --nope"),
     ],
 )
 def test_bad_input_is_one_sentence_and_no_verdict(
@@ -169,6 +170,12 @@ def test_bad_input_is_one_sentence_and_no_verdict(
     assert reason in str(found["reason"])
     assert "Could not tell." in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["--repeats", "x", "a.py"], ["--policy", "mps", "a.py"]])
+def test_a_command_that_cannot_be_read_is_no_verdict_either(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, ["diff", *arguments])
+    assert (result.exit_code, "Error: " in result.output) == (125, True)
 
 
 def history(folder: Path, commits: int, bad: int, *more: str) -> dict[str, Any]:

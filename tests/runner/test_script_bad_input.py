@@ -41,6 +41,9 @@ QUICK = {"time_limit_s": 3.0}  # five steps take less on any machine
 CASES = (
     Case("raises_first", "raise KeyError('x')", "raised KeyError at raises_first.py:1 before its "
          "first optimizer step: 'x'", steps=0),
+    Case("raises_with_a_rule", "raise OSError('\\n====\\ntrain.py FAILED\\n----')",
+         "OSError at raises_with_a_rule.py:1 before its first optimizer step: train.py FAILED",
+         steps=0),
     Case("raises_late", STEPS + "1 / 0", "ZeroDivisionError at raises_late.py:3 after 5 optimizer"),
     Case("imports_itself", "from imports_itself import x", "ImportError at imports_itself.py:1 "
          "before its first optimizer step: cannot import name 'x' from partially", steps=0),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -52,7 +53,18 @@ STEPS = 30
 _OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-@click.command("diff", context_settings=_OPTIONS)
+class _Oracle(click.Command):
+    """A command for `git bisect run`: what it was called with is no verdict on a commit either."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            error.exit_code = EXIT["unknown"]
+            raise
+
+
+@click.command("diff", cls=_Oracle, context_settings=_OPTIONS)
 @click.argument("first")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
 @click.option("--with", "variables", multiple=True, metavar="NAME=VALUE",
@@ -239,7 +251,7 @@ def _side(
     if revision:
         script, folder = stack.enter_context(worktree(script, revision))
         name = f"{name} at {revision}"
-    if not revision and not os.path.lexists(named):
+    if not revision and not os.path.lexists(named) and not named.startswith("-"):
         raise BadInput(f"There is no file {named}, and no recorded run of that id.")
     path = checked_script(str(script))
     if framework_of(Path(path)) != TORCH:
