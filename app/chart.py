@@ -4,6 +4,7 @@ sentence, at most four key figures, what to see, folded details.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -22,14 +23,23 @@ _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's pl
 
 
 def show(
-    figure: go.Figure, name: str, table: Callable[[], pd.DataFrame], *, key: str, alt: str = ""
+    figure: go.Figure,
+    name: str,
+    table: Callable[[], pd.DataFrame],
+    *,
+    key: str,
+    alt: str = "",
+    is_wide: bool = False,
 ) -> None:
     """Draw ``figure``; ``table`` is called only when a user downloads the data.
 
     ``name`` names the files: letters, digits and hyphens. ``alt`` says in words what is seen, for
-    those who cannot see it.
+    those who cannot see it. ``is_wide``: it needs more room than a phone has, and is moved sideways
+    there (states.STYLE).
     """
-    st.plotly_chart(figure, key=key, config=config(name), alt=alt or None)
+    place = st.container(key=f"wide-{key}") if is_wide else contextlib.nullcontext()
+    with place:
+        st.plotly_chart(figure, key=key, config=config(name), alt=alt or None)
     download(table, name, key=key)
 
 

@@ -322,10 +322,14 @@ def _figure(search: comparison.BatchSearch) -> KeyFigure:
 def _seen(searches: tuple[comparison.BatchSearch, ...]) -> str:
     words = [
         f"{s.precision} reaches nine tenths of its best throughput with {s.knee.samples:,} samples"
+        if s.levels_off
+        else f"{s.precision} is fastest with {s.knee.samples:,} samples, the most that were timed"
         for s in searches
         if s.knee is not None
     ]
-    return f"{'; '.join(words)}. Beyond that a larger batch buys memory pressure, not speed."
+    level = any(s.levels_off for s in searches)
+    more = " Beyond nine tenths a larger batch buys memory pressure, not speed." if level else ""
+    return f"{'; '.join(words)}.{more}"
 
 
 def _frame(searches: tuple[comparison.BatchSearch, ...]) -> pd.DataFrame:

@@ -33,7 +33,6 @@ from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
 from app import chart, links, options, permissions, states, store
-from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
@@ -354,7 +353,7 @@ def time_left(run: RunInfo, since_s: float) -> str:
 # Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.
 
 
-METRIC_LENGTH = 18
+METRIC_LENGTH = 24  # fits beside the three other figures at 1,440 px, and on a phone
 
 
 def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
@@ -394,8 +393,20 @@ def show_chain(report: DiagnosisResult, baseline: RunView) -> None:
     finding = report.diagnosis.findings[0]
     st.subheader("From the cause to what you see", anchor=False)
     found = causal_chain(finding, baseline, report.diagnosis.symptoms)
-    is_dark = st.context.theme.type == "dark"
-    chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
+    with st.container(gap="xxsmall", key="dx-chain"):
+        for place, link in enumerate(found):
+            _box(place, link)
+    chart.download(lambda: _table(found), "chain", key="dx-chain")
+
+
+def _box(place: int, link: Link) -> None:
+    """One box of the chain. Its key carries the colour of its left edge (states.STYLE): that of NaN
+    and Inf, which its text names too, or that of the root."""
+    if place:
+        st.markdown(":gray[:material/arrow_downward:]")
+    edge = "nonfinite" if link.is_nonfinite else "root" if link.is_root else "plain"
+    with st.container(border=True, gap="xxsmall", key=f"dx-chain-{edge}-{place}"):
+        st.markdown(f"**{escape(link.title)}**  \n{escape(link.detail)}")
 
 
 def show_other_findings(report: DiagnosisResult) -> None:
@@ -551,7 +562,7 @@ def _tried(report: DiagnosisResult) -> None:
 # Evidence of the root cause, each row with links to where it was measured.
 
 
-_WIDTHS = [7, 5]
+_WIDTHS = [11, 9]  # four links fit beside each other at 1,440 px
 
 
 def show_evidence(case: Case, finding: Finding) -> None:
@@ -697,7 +708,7 @@ def show_compiled(case: Case) -> None:
 
 
 ALL = "all steps"
-TABLE_PX, UPRIGHT_PX = 320, 700
+TABLE_PX, UPRIGHT_PX, FIELD_PX = 320, 700, 150
 _STEP = "widget:measured-step"
 _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
 
@@ -777,7 +788,8 @@ def _measurement_table(name: str, rows: Sequence[Observation]) -> None:
     st.markdown(f"**{escape(name)}**")
     table = observation_table(rows)
     shown, most = (transposed(table), UPRIGHT_PX) if len(rows) == 1 else (table, TABLE_PX)
-    chart.table(shown, key, key=key, most_px=most, whole=lambda: table)
+    columns = {"field": st.column_config.TextColumn(width=FIELD_PX)} if shown is not table else None
+    chart.table(shown, key, key=key, most_px=most, columns=columns, whole=lambda: table)
 
 
 def observation_table(rows: Sequence[Observation]) -> pd.DataFrame:

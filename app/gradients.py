@@ -515,7 +515,9 @@ def show_heat_map(look: Look) -> None:
         shifts=[look.view.shift] * len(names),
     )
     figure = exponent_map(rows, look.fmt, x_title=look.view.axis_title, y_title="module")
-    chart.show(figure, "histograms", lambda: histogram_table(look), key="gradients-map")
+    chart.show(
+        figure, "histograms", lambda: histogram_table(look), key="gradients-map", is_wide=True
+    )
     st.caption(zeros_seen(look.view, look.counts))
 
 
@@ -620,6 +622,7 @@ def show_history(ranks: Ranks, look: Look, module: int) -> None:
         "history",
         lambda: bins_table([("step", list(series.steps))], series.rows, shifts),
         key="gradients-over-time",
+        is_wide=True,
     )
 
 
@@ -925,7 +928,11 @@ def show_underflow(run: RunInfo, look: Look, module: int) -> underflow.Underflow
         _COLORS[counted],
     )
     chart.show(
-        figure, "underflow", lambda: underflow_table(series, look.names), key="underflow-map"
+        figure,
+        "underflow",
+        lambda: underflow_table(series, look.names),
+        key="underflow-map",
+        is_wide=True,
     )
     return series
 

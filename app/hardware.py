@@ -201,6 +201,7 @@ def _alignment(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
         "alignment",
         lambda: every([r for r in rates if r.series.startswith("align")]),
         key="alignment",
+        is_wide=True,
     )
     left = [r for r in rates if r.series.startswith("align") and r.timing is None]
     for note in dict.fromkeys(r.note for r in left):

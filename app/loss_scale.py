@@ -132,8 +132,7 @@ def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
 def _why(bad: BadStep) -> str:
     if bad.cause is not SkipCause.UNCLEAR:
         return "" if bad.cause is None else str(bad.cause)
-    first = f"NaN or Inf first in {bad.first_parameter}; " if bad.first_parameter else ""
-    return f"{first}why takes an fp32 shadow of this step"
+    return "not known without an fp32 shadow of this step"
 
 
 def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
@@ -143,9 +142,9 @@ def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
             "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
             "Scale": [b.scale for b in bad],
             "Skipped": [b.skipped for b in bad],
-            "Why": [_why(b) for b in bad],
-            "Parameters not finite": [b.parameter_count for b in bad],
             "First in backward": [b.first_parameter or "not recorded" for b in bad],
+            "Parameters not finite": [b.parameter_count for b in bad],
+            "Why": [_why(b) for b in bad],
         }
     )
 
@@ -439,8 +438,11 @@ def draw_windows(run: RunInfo) -> None:
         }
     )
     narrow = least_room(windows)
-    if len(narrow) < len(windows):
-        chart.see(f"The {len(narrow)} of {len(windows):,} modules that leave least room.")
+    few = len(narrow) < len(windows)
+    shown = f"The {len(narrow)} of {len(windows):,} modules that leave least room. " if few else ""
+    band = " The green band suits all of them." if common is not None and not common.spans else ""
+    line = "" if used is None else " The dashed line is the scale that the step used."
+    chart.see(f"{shown}A bar spans the loss scales that keep a module in fp16.{band}{line}")
     figure = scale_windows(narrow, names, used)
     chart.show(figure, "safe-scales", lambda: table, key="safe-scales")
 

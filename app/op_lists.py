@@ -28,6 +28,7 @@ from app.text import number, percent
 
 ANY = "any"
 NO_RUN = "no run"
+OP_PX = 300  # 40 letters; one name is longer
 # A call of one of these reaches the place where ops are traced, below autocast, under other names.
 TRACED_AS = {
     "linear": ("addmm", "mm"),
@@ -58,6 +59,7 @@ def show_lists() -> None:
         }
     )
     columns = {
+        "op": st.column_config.TextColumn(width=OP_PX),
         "runs in": st.column_config.TextColumn(help=_HELP),
         "its own word": st.column_config.TextColumn(help="What the framework calls that list."),
     }

@@ -1,6 +1,8 @@
 (() => {
   const base = new URL(document.currentScript.src).pathname.replace(/ampscope\.js$/, "");
   const key = "ampscope:" + base;
+  // Where the server is. Streamlit tries /PAGE/_stcore/ first otherwise, and is answered 404.
+  window.__streamlit = {...window.__streamlit, BACKEND_BASE_URL: location.origin + base};
   let proof = "";
   try {
     const given = /^#ampscope=([0-9a-f]{64})$/.exec(location.hash);

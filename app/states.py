@@ -15,6 +15,7 @@ import streamlit as st
 from ampscope.control import Control
 from ampscope.errors import AmpscopeError, StoreBusy
 from ampscope.records import RunInfo, State
+from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE
 from ampscope.report.run_words import why_no_histograms
 from app import links, permissions
 from app.links import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
@@ -233,6 +234,11 @@ LOGO = Path(__file__).with_name("logo.svg")
 # A table's own button for CSV is not drawn: the browser writes that file, with the cells as they
 # are, and a spreadsheet would take a text of a run that begins with "=" for a formula. What is
 # downloaded elsewhere is escaped (app.text.for_csv).
+_EDGES = "".join(
+    f'[class*="st-key-dx-chain-{edge}"] '
+    f"{{ border-left: 5px solid {color}; padding: 0.4rem 0.8rem; }}\n"
+    for edge, color in (("plain", OUTLINE), ("nonfinite", NONFINITE), ("root", MEASURE))
+)
 STYLE = """<style>
 button[aria-label^="Download as CSV"] { display: none; }
 [data-testid="stButtonGroup"] [data-selected="true"],
@@ -241,15 +247,20 @@ button[aria-label^="Download as CSV"] { display: none; }
 [data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
 [data-testid="stCaptionContainer"] code, .stCode .token { color: inherit !important; }
 [data-testid="stSliderThumbValue"] { color: inherit !important; }
+/* The boxes of a diagnosis' chain. */
+@EDGES@/* A chart that needs more room than a phone has is moved sideways, as a table is. */
+[class*="st-key-wide-"] { overflow-x: auto; }
+[class*="st-key-wide-"] > [data-testid="stElementContainer"] { min-width: 640px; }
 @media (max-width: 640px) {
   .stCode code { font-size: 11px; }
+  [data-testid="stMetricValue"] { font-size: 1.4rem; }
   [data-testid="stButtonGroup"] > div { flex-wrap: wrap; }
 }
 input[role="combobox"] { min-width: 24px; min-height: 24px; }
 [data-testid="stSidebarNavLink"]:focus-visible, [data-testid="stPageLink-NavLink"]:focus-visible {
   outline: 2px solid currentColor; outline-offset: -2px;
 }
-</style>"""
+</style>""".replace("@EDGES@", _EDGES)
 KEYS = f"<script>{Path(__file__).with_name('keys.js').read_text()}</script>"
 
 

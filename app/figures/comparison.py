@@ -203,7 +203,8 @@ def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None
     if knee is not None:
         figure.add_annotation(
             x=_log(knee.samples), y=_log(knee.samples_s or 1), showarrow=True, ay=-34,
-            text="throughput stops growing here", arrowcolor=color,
+            text="throughput stops growing here" if search.levels_off else "fastest that was timed",
+            arrowcolor=color,
         )  # fmt: skip
     if largest is not None and largest.too_many:
         figure.add_vline(x=largest.too_many, line={"color": color, "dash": "dot", "width": 2})

@@ -121,7 +121,8 @@ def _peaks(vendor: VendorFigures, dtypes: Sequence[str], ends: tuple[int, int]) 
 # Rates at 8n + {0, 1, 2, 4}: a panel per dimension; full marks at multiples of 8, hollow beside.
 
 
-ALIGNMENT_HEIGHT, COLUMNS = 560, 2
+ALIGNMENT_HEIGHT, COLUMNS = 584, 2
+MARGIN_PX, TITLE_PX = 88, 24
 DASHES = {"": "solid", "NCHW": "dot", "channels_last": "solid"}
 
 
@@ -145,10 +146,12 @@ def alignment_figure(rates: Sequence[Rate]) -> go.Figure:
         even = sorted({position(r) for r in done if r.series == series and _is_even(r)})
         figure.update_xaxes(tickvals=even, showgrid=True, row=row + 1, col=column + 1)
     figure.update_yaxes(rangemode="tozero", exponentformat="SI", title="operations per second")
+    figure.update_annotations(font={"size": 13})  # the panels' titles
+    height = ALIGNMENT_HEIGHT if rows > 1 else ALIGNMENT_HEIGHT // 2 + 40
     figure.update_layout(
-        height=ALIGNMENT_HEIGHT if rows > 1 else ALIGNMENT_HEIGHT // 2 + 40,
-        margin={"t": 64, "b": 0, "l": 0, "r": 8},
-        legend=ABOVE,
+        height=height,
+        margin={"t": MARGIN_PX, "b": 0, "l": 0, "r": 8},
+        legend=ABOVE | {"y": 1 + TITLE_PX / (height - MARGIN_PX)},  # above the first row's titles
         uirevision="alignment",
     )
     return figure
@@ -318,8 +321,11 @@ def _add_line(
     )
     figure.add_annotation(
         text=f"{for_plotly(ceiling.dtype)}, largest matmul: {height:.3g} {name}",
-        x=math.log10(end),  # a log axis takes exponents here
-        y=math.log10(height),
+        # Of the plot's width: a place on the axis itself, at its very end, rounds to one outside,
+        # and Plotly draws no label there.
+        x=1,
+        xref="x domain",
+        y=math.log10(height),  # a log axis takes exponents here
         xanchor="right",
         yanchor="bottom",
         showarrow=False,

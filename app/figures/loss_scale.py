@@ -64,7 +64,12 @@ def scale_windows(
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
         legend=ABOVE,
         xaxis={"title": "loss scale", "tickprefix": "2<sup>", "ticksuffix": "</sup>"},
-        yaxis={"tickvals": rows, "ticktext": labels, "autorange": "reversed"},
+        yaxis={
+            "title": "module",
+            "tickvals": rows,
+            "ticktext": labels,
+            "autorange": "reversed",
+        },
     )
     return figure
 

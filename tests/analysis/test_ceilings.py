@@ -207,12 +207,14 @@ def test_a_misaligned_size_under_ten_percent_is_noise() -> None:
     found = bench.costs_of(aligned("align_n", {4096: 1.0, 4097: 1.09}))
     assert bench.worst(found) is None
     assert bench.sentence(found).startswith("No misaligned size costs ten percent")
+    assert bench.sentence(found).endswith("the time of 4096 for each multiplication.")
 
 
 def test_a_misaligned_size_whose_quartiles_overlap_is_noise() -> None:
     found = bench.costs_of(aligned("align_m", {4096: 1.0, 4097: 1.3}, spread=0.5))
     assert found[0].ratio == pytest.approx(1.3)
     assert bench.worst(found) is None
+    assert bench.sentence(found).endswith("which their quartiles do not tell apart.")
 
 
 def test_more_channels_may_take_more_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.helpers.made_comparisons import (
     compared,
     curves,
     diverged,
+    made_trial,
     memory,
     searched,
     stored,
@@ -157,7 +159,15 @@ def test_throughput_marks_knee_and_limit() -> None:
     figure = throughput(searches_of(searched()))
     assert list(figure.data[0].y) == pytest.approx([64 / 0.05, 128 / 0.06])
     assert [shape.x0 for shape in figure.layout.shapes] == [136, 208]
-    assert len(figure.layout.annotations) == 2
+    marks = [annotation.text for annotation in figure.layout.annotations]
+    assert marks == ["fastest that was timed"] * 2
+
+
+def test_throughput_stops_growing_only_where_a_larger_batch_was_timed() -> None:
+    trials = [made_trial("fp32", n, s) for n, s in ((8, 0.1), (80, 0.1), (160, 0.2))]
+    (mark,) = throughput(searches_of(trials)).layout.annotations
+    assert mark.text == "throughput stops growing here"
+    assert mark.x == pytest.approx(math.log10(80))
 
 
 @pytest.mark.parametrize("name", ['<a href="https://evil.example">fp16</a>', "<b>fp16</b>", "%{x}"])

@@ -154,6 +154,9 @@ def test_the_rooflines_dots_bars_and_ceilings() -> None:
     flat = [t for t in figure.data if t.mode == "lines" and t.y[0] == t.y[1]]
     assert [t.y[0] for t in flat] == [700.0, 50.0]
     assert [t.x[0] for t in flat] == [280.0, 20.0]  # from 7e14 / 2.5e12 FLOP per byte on
+    # At the right end of the plot; one on the axis may be rounded to beyond it, and is not drawn.
+    labels = [(a.text.partition(",")[0], a.xref, a.x) for a in figure.layout.annotations]
+    assert labels == [("bf16", "x domain", 1), ("fp32", "x domain", 1)]
 
 
 def test_hover_shows_the_whole_name_as_text() -> None:

@@ -366,9 +366,8 @@ def test_a_skip_without_a_proved_cause_says_where_and_what_to_record(
     bad = [NonFiniteRecord(9, "block.bias", 0, 10, 0, 1, 2)]
     app = open_page("loss_scale", run=written(store_path, steps, bad))
     table = app.dataframe[0].value
-    assert list(table["Why"]) == [
-        "NaN or Inf first in block.bias; why takes an fp32 shadow of this step"
-    ]
+    assert list(table["Why"]) == ["not known without an fp32 shadow of this step"]
+    assert list(table["First in backward"]) == ["block.bias"]
     assert "unclear" not in texts(app)
 
 
@@ -383,7 +382,11 @@ def test_a_shown_part_that_begins_with_an_overflow_is_no_calibration(
     run_id = written(store_path, steps)
     (whole,) = (d.value for d in open_page("loss_scale", run=run_id).dataframe)
     why = dict(zip(whole["Step"], whole["Why"], strict=True))
-    assert why == {0: "calibration", 1: "calibration", 50: "why takes an fp32 shadow of this step"}
+    assert why == {
+        0: "calibration",
+        1: "calibration",
+        50: "not known without an fp32 shadow of this step",
+    }
     (part,) = (d.value for d in open_page("loss_scale", run=run_id, first=50, last=70).dataframe)
     assert dict(zip(part["Step"], part["Why"], strict=True)) == {50: why[50]}
 

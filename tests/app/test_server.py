@@ -467,11 +467,14 @@ def test_pages_keep_to_their_policy_and_fetch_nothing_from_elsewhere(
     said: list[str] = []
     page.on("request", lambda r: asked.append(r.url))
     page.on("console", lambda m: said.append(m.text))
+    refused: list[str] = []
+    page.on("response", lambda r: refused.append(r.url) if r.status >= 400 else None)
     for path in ("", "training", "gradients", "layers", "learn_01_numbers", "hardware", "op_lists"):
         page.goto(f"{either.url}/{path}")
         browser.settle(page)
     here = (f"{either.url}/", f"ws://127.0.0.1:{either.port}/", "data:", f"blob:{either.url}/")
     assert [url for url in asked if not url.startswith(here)] == []
+    assert refused == []
     assert [text for text in said if "Content Security Policy" in text or "violates" in text] == []
 
 

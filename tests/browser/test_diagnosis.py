@@ -135,3 +135,28 @@ def test_nothing_is_wider_than_the_page(
         " return m.scrollWidth - m.clientWidth; })()"
     )
     assert wider <= 0
+
+
+def test_evidence_and_chain_use_the_width_of_the_page(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    """Four links of a row beside each other; the chain's text in as few lines as fit."""
+    store, page = tmp_path / "runs.db", browser_page
+    run = script_stores.overflow(store)
+    page.set_viewport_size({"width": 1440, "height": 1000})
+    page.goto(f"{dashboard(store)}/diagnosis?run={run}")
+    settle(page)
+    rows: dict[int, int] = {}
+    for name in ("Measurements", "Gradients", "Loss scale", "Layers"):
+        box = page.get_by_role("link", name=name, exact=True).last.bounding_box()
+        assert box is not None
+        rows[round(box["y"])] = rows.get(round(box["y"]), 0) + 1
+    assert list(rows.values()) == [4], rows
+    first = page.get_by_text("fp32 gives 234,280; fp16 ends at 65,504")
+    lines = "e => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight)"
+    assert first.evaluate(lines) < 2.5  # its title and one line
+    page.set_viewport_size({"width": 390, "height": 900})
+    expect(first).to_be_visible()
+    assert first.evaluate(lines) > 2.5  # it wraps
+    edge = "e => getComputedStyle(e.closest('[class*=st-key-dx-chain-]')).borderLeftColor"
+    assert first.evaluate(edge) == "rgb(213, 94, 0)"  # that of NaN and Inf

@@ -163,6 +163,20 @@ COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plo
 })"""
 
 
+def test_the_heat_map_keeps_its_width_on_a_phone_and_the_page_does_not_grow(
+    tmp_path: Path, dashboard: Start, browser_page: Any
+) -> None:
+    store, page = tmp_path / "runs.db", browser_page
+    run = stores.finished(store)
+    page.set_viewport_size({"width": 390, "height": 900})
+    opened(page, f"{dashboard(store)}/gradients?run={run}")
+    map_ = page.locator("[class*=st-key-wide-] .js-plotly-plot .main-svg").first
+    expect(map_).to_be_visible()
+    assert map_.bounding_box()["width"] >= 600
+    wider = "() => { const m = document.querySelector('[data-testid=stMain]');"
+    assert page.evaluate(wider + " return m.scrollWidth - m.clientWidth; }") <= 0
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("name", ["loss_scale", "diagnosis"])
 def test_no_tool_bar_lies_on_a_legend(

@@ -192,6 +192,9 @@ def test_reasons_rest_on_measurements() -> None:
     assert "launching ops" in speed.why
     assert "80% of the base's peak is weights" in less.why
     assert "activations shrink only to 90%" in less.why
+    grown = memory("bf16", 30 * MIB, 80 * MIB)
+    base, other = by_precision([*results[:-1], grown])
+    assert "activations do not shrink: many ops" in claims(base, other, CPU)[1].why
     assert batch.is_met is None
 
 
@@ -241,5 +244,11 @@ def test_the_answer_of_a_search() -> None:
     nothing = searches_of([made_trial("fp32", 8, None), LargestBatch("fp32", 0, 8, 1)])
     assert sentence(nothing) == "fp32 fits not even the smallest batch."
     assert sentence(searches_of([made_trial("fp32", 8, 0.1)])) == "The search goes on."
+    ended = [r for r in searched() if r != LargestBatch("bf16", 200, 208, 3)]
+    early = searches_of([*ended, LargestBatch("bf16", 64, None, 3)])
+    assert sentence(early) == (  # no ratio: how many bf16 fits is not known
+        "fp32 fits 128 samples (136 do not); "
+        "bf16 fits at least 64 samples (the search ended there)."
+    )
     odd = searches_of([made_trial("fp32", 512, 0.1), LargestBatch("fp32", 0, 100_000, 2)])
     assert sentence(odd) == ("fp32 fits no batch of the sizes asked for, though 512 samples fit.")

@@ -301,7 +301,8 @@ def sentence(found: Sequence[Cost]) -> str:
     return (
         "No misaligned size costs ten percent or more beyond the noise here; the dearest, "
         f"{_named(top, top.size + top.offset)} in {top.dtype}, takes "
-        f"{top.ratio:.2f} times the time of {top.size} for each multiplication."
+        f"{top.ratio:.2f} times the time of {top.size} for each multiplication"
+        f"{', which their quartiles do not tell apart' if top.ratio >= LEAST_COST else ''}."
     )
 
 

@@ -311,11 +311,22 @@ class BatchSearch:
     largest: LargestBatch | None  # None while it goes on
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether the search ended with a batch that is too large, next to one that fits."""
+        return self.largest is not None and self.largest.too_many is not None
+
+    @property
     def knee(self) -> BatchTrial | None:
         """The smallest tried batch that reaches :data:`KNEE_SHARE` of the best throughput."""
         timed = [(t, t.samples_s) for t in self.trials if t.samples_s is not None]
         best = max((rate for _, rate in timed), default=0.0)
         return next((t for t, rate in timed if rate >= KNEE_SHARE * best), None)
+
+    @property
+    def levels_off(self) -> bool:
+        """Whether a batch beyond the knee was timed: else throughput may grow further."""
+        knee = self.knee
+        return knee is not None and any(t.step and t.samples > knee.samples for t in self.trials)
 
 
 def batches_by_precision(results: Iterable[Result]) -> tuple[BatchSearch, ...]:
@@ -325,7 +336,9 @@ def batches_by_precision(results: Iterable[Result]) -> tuple[BatchSearch, ...]:
 
 
 def sentence(searches: tuple[BatchSearch, ...]) -> str:
-    """The answer: ``bf16 fits 1.6 times the batch of fp32: 208 samples against 128.``"""
+    """The answer: ``fp32 fits 128 samples (136 do not); bf16 fits 1.6 times that, 200 samples (208
+    do not).`` A search that ended before a batch was too large says how many fit at least, and
+    nothing is set against it."""
     ended = [s for s in searches if s.largest is not None]
     if not ended:
         return "The search goes on."
@@ -337,7 +350,8 @@ def sentence(searches: tuple[BatchSearch, ...]) -> str:
     for other in others:
         assert other.largest is not None
         ratio = other.largest.samples / first.largest.samples
-        parts.append(f"{other.precision} fits {ratio:.2g} times that, {_samples(other)}")
+        times = f"{ratio:.2g} times that, " if first.is_bounded and other.is_bounded else ""
+        parts.append(f"{other.precision} fits {times}{_samples(other)}")
     return f"{first.precision} fits {_samples(first)}; {'; '.join(parts)}."
 
 
@@ -359,8 +373,9 @@ def _samples(search: BatchSearch) -> str:
         held = max((t.samples for t in search.trials if t.fits), default=0)
         tried = f"no batch of the sizes asked for, though {held:,} samples fit"
         return tried if held else "not even the smallest batch"
-    proof = f"{largest.too_many:,} do not" if largest.too_many else "more were not tried"
-    return f"{largest.samples:,} samples ({proof})"
+    if not search.is_bounded:
+        return f"at least {largest.samples:,} samples (the search ended there)"
+    return f"{largest.samples:,} samples ({largest.too_many:,} do not)"
 
 
 def searches_json(

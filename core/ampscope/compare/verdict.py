@@ -310,7 +310,8 @@ def _why_large(base: PrecisionResults, other: PrecisionResults) -> str:
         reasons.append(f"copies in another format take {casts:.0%} of the base's peak")
     shrunk = other.memory.activations / max(base.memory.activations, 1)
     if shrunk > 0.6:
-        reasons.append(f"activations shrink only to {shrunk:.0%}: many ops keep theirs in fp32")
+        how = f"shrink only to {shrunk:.0%}" if shrunk < 0.995 else "do not shrink"
+        reasons.append(f"activations {how}: many ops keep theirs in fp32")
     return _joined(reasons) or "The measurements here do not say why."
 
 

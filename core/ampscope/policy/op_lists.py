@@ -59,9 +59,20 @@ def list_words(torch_list: str | None) -> str:
 
 @cache
 def listed_ops() -> tuple[ListedOp, ...]:
-    """Every op of every list, by framework, place and name."""
+    """Every op of every list, by framework, place and name; those of CUDA in PyTorch first."""
     found = [*_torch(), *_paddle(), *_tensorflow()]
-    return tuple(sorted(found, key=lambda o: (o.framework, o.where, o.op)))
+    return tuple(
+        sorted(
+            found,
+            key=lambda o: (
+                not o.framework.startswith("PyTorch"),
+                o.framework,
+                o.where != "CUDA",
+                o.where,
+                o.op,
+            ),
+        )
+    )
 
 
 def made_on() -> str:
