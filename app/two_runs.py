@@ -220,8 +220,8 @@ def show_modules(both: Both, values: Values | None) -> list[Pair]:
     )
     if values is None and all(pair.is_alike for pair in found):
         chart.see(
-            "The runs have no histograms of the same step, and the same modules with weights in "
-            "the same dtypes: there is nothing to compare."
+            f"Modules cannot be compared: {_no_histograms(both)}, and the weights of the same "
+            "modules have the same dtypes."
         )
         return found
     chart.see(modules_seen(both.names, found, values))
@@ -237,6 +237,18 @@ def show_modules(both: Both, values: Values | None) -> list[Pair]:
             columns={"Module": st.column_config.TextColumn(pinned=True, width=180)},
         )
     return found
+
+
+def _no_histograms(both: Both) -> str:
+    """Why none are of the same step: a diagnosis takes them of the unchanged run alone."""
+    having = [
+        name
+        for name, run in zip(both.names, both.runs, strict=True)
+        if any(store.frame_spans(run, role) for role in Role)
+    ]
+    if len(having) == 1:
+        return f"only {having[0]} has histograms"
+    return "the histograms are of other steps" if having else "neither run has histograms"
 
 
 def modules_seen(names: tuple[str, str], found: Sequence[Pair], values: Values | None) -> str:

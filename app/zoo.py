@@ -39,12 +39,12 @@ def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
 
 TABLE_PX = 430  # a dozen rows; the rest is scrolled to
 WIDTHS = {
-    "Case": 60,
-    "Cause": 340,
-    "Reported to": 220,
-    "Found": 110,
-    "Fix": 90,
-    "Healthy twin": 110,
+    "Case": 50,
+    "Cause": 370,
+    "Reported to": 240,
+    "Found": 95,
+    "Fix": 75,
+    "Healthy twin": 95,
 }
 ALL, NOT_YET, EXPECTED, OTHERWISE = FILTERS = ("all", "not diagnosed", "as expected", "otherwise")
 

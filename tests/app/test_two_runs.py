@@ -68,6 +68,17 @@ def test_the_run_of_the_same_group_is_offered_first(store_path: Path, open_page:
     assert app.selectbox(key="widget:second").value == same
 
 
+def test_which_of_the_two_has_no_histograms_is_said(store_path: Path, open_page: Open) -> None:
+    first, second = stores.finished(store_path, spec("fp32")), stores.finished(store_path)
+    stores.change(store_path, "DELETE FROM frame WHERE run = ?", second)
+    text = said(open_page("two_runs", run=first, second=second))
+    assert "Modules cannot be compared: only gpt tiny fp32 has histograms, and the weights" in text
+    third = stores.finished(store_path)
+    stores.change(store_path, "DELETE FROM frame WHERE run = ?", third)
+    text = said(open_page("two_runs", run=third, second=second))
+    assert "Modules cannot be compared: neither run has histograms" in text
+
+
 def test_a_run_alone_has_nothing_beside_it(store_path: Path, open_page: Open) -> None:
     run = stores.finished(store_path, spec("fp16"))
     assert "There is no second run" in str(open_page("two_runs", run=run).info[0].value)

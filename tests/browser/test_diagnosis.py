@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from ampscope.launcher import script_runs
-from ampscope.records import State
+from ampscope.numerics.histogram import RAW_LEN
+from ampscope.records import Frame, Role, State
 from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
 from ampscope.zoo.score import ANSWERS
 from tests.helpers import script_stores, stores
 from tests.helpers.browser import settle
@@ -143,6 +146,11 @@ def test_evidence_and_chain_use_the_width_of_the_page(
     """Four links of a row beside each other; the chain's text in as few lines as fit."""
     store, page = tmp_path / "runs.db", browser_page
     run = script_stores.overflow(store)
+    writer = RunWriter(store, run)  # what the pages Layers and Gradients are of
+    writer.add_modules([stores.module(0, "encoder")])
+    empty = np.zeros((1, RAW_LEN), np.int64)
+    writer.add_frame(Frame(0, Role.WEIGHT, (0,), ("fp32",), empty))
+    writer.close()
     page.set_viewport_size({"width": 1440, "height": 1000})
     page.goto(f"{dashboard(store)}/diagnosis?run={run}")
     settle(page)
