@@ -359,12 +359,13 @@ METRIC_LENGTH = 24  # fits beside the three other figures at 1,440 px, and on a 
 def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     chart.sentence(words.verdict(report, baseline))
-    if headline := words.headline(report):
-        chart.see(headline)
+    headline = words.headline(report)
     paragraph = words.paragraph(report, baseline)
-    chart.see(paragraph)
     problem = words.could_not_run(report, baseline)
     findings = report.diagnosis.findings
+    if headline and not findings:
+        chart.see(headline)
+    chart.see(paragraph)
     next_step = words.next_step(report, baseline)
     if findings and not problem and findings[0].verdict.code:
         st.code(findings[0].verdict.code, language="python", wrap_lines=True)
@@ -380,6 +381,8 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
         )
         if line := findings[0].verdict.line:
             links.link(links.SOURCE, f"{escape(line)} in the source", run=case.head.id, line=line)
+    if headline and findings:
+        st.caption(escape(headline))
     if notes := words.other_notes(report, paragraph):
         st.caption(escape(notes))
     if report.rules not in ("", rules_version()):

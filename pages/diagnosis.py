@@ -16,9 +16,9 @@ if not diagnosis.show_verdict(case, report, baseline):
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
     with states.part():
-        diagnosis.show_chain(report, baseline)
-    with states.part():
         diagnosis.show_fix(case, report)
+    with states.part():
+        diagnosis.show_chain(report, baseline)
 with states.part():
     diagnosis.show_controls(case, report)
 with states.part():
