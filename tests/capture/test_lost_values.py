@@ -237,3 +237,13 @@ def test_what_an_op_gives_in_fp32_leaves_running_statistics_alone() -> None:
     assert norm.state_dict().keys() == alone.state_dict().keys()
     for name, value in norm.state_dict().items():
         assert torch.equal(value, alone.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("is_learned", "name"), [(True, "half_learned_phase"), (False, "half_phase")]
+)
+def test_the_argument_of_a_sine_is_the_models_or_a_tables(is_learned: bool, name: str) -> None:
+    with watched() as seen:
+        argument = torch.linspace(0.0, 1000.0, 64).bfloat16().requires_grad_(is_learned)
+        (argument * 1.0).sin()
+    assert [u.name for u in seen.watch.uses.records() if "phase" in u.name] == [name]

@@ -135,6 +135,15 @@ def test_the_argument_of_a_sine_is_rounded_by_more_than_a_quarter_radian() -> No
     assert (found.cause, found.verdict.op) == ("low_precision_constants", "aten.cos")
 
 
+def test_a_sine_as_an_activation_has_no_table_to_build_in_fp32() -> None:
+    use = OpUse("half_learned_phase", "sin", "net.0", LINE, 0, 4.3, 1112.0)
+    found = diagnose(evidence(run(steps(FLAT), use))).findings[0]
+    assert (found.cause, found.verdict.module) == ("low_precision_constants", "net.0")
+    assert "['net.0']" in found.verdict.fix.patch
+    assert "arange" not in found.verdict.fix.patch
+    assert found.verdict.fix.controls == (f"fp32_lines:{LINE}", "fp32_modules:net.0")
+
+
 def test_a_constant_that_rounding_took_away_is_found() -> None:
     use = OpUse("half_constant", "mul", "", LINE, 0, 1.0, 0.25)
     found = diagnose(evidence(run(steps(FLAT), use))).findings[0]

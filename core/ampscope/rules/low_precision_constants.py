@@ -19,15 +19,31 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import INACCURATE_SPREAD, inaccurate_table, owner_of_only_table
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    island_patch,
+    passed,
+)
 
+LEARNED = "half_learned_phase"  # of a sine as an activation: there is no table
 # What the recorder noted of an op's use: the sentence, and the name of the value.
 USES = {
     "half_range": ("A range in half precision has repeated values", "distinct values"),
     "half_phase": (
         "The argument of a sine or cosine is too large for half precision",
+        "error in radians",
+    ),
+    LEARNED: (
+        "The model computes the argument of a sine or cosine, and it is too large for half"
+        " precision",
         "error in radians",
     ),
     "half_constant": (
@@ -46,7 +62,8 @@ def check(evidence: Evidence) -> Verdict:
         if use is not None:
             seen = Measurement(value, use.value or 0.0, use.other, "as_is", use.step)
             module = use.module or owner_of_only_table(run)
-            return _found(words, seen, module, f"aten.{use.op}", use.line)
+            found = _found(words, seen, module, f"aten.{use.op}", use.line)
+            return _in_fp32(found, module) if name == LEARNED else found
     table = None if evidence.fp32 is None else inaccurate_table(run, evidence.fp32)
     if table is None:
         return passed("No table was built in half precision.")
@@ -77,6 +94,12 @@ def _found(words: str, value: Measurement, module: str, op: str = "", line: str 
             tuple(f"{control}:{place}" for control, place in places if place),
         ),
     )
+
+
+def _in_fp32(found: Verdict, module: str) -> Verdict:
+    text = "Compute the argument in fp32: the layer before the sine as well as the sine."
+    fix = replace(found.fix, text=text, patch=island_patch(module))
+    return replace(found, fix=fix)
 
 
 RULE = Rule("low_precision_constants", check, ("as_is", "fp32"), 35)

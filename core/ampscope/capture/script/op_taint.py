@@ -281,7 +281,7 @@ def _facts(
         largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
         error = largest * HALF_EPSILON[tensors[0].dtype]
         if math.isfinite(error) and error > PHASE_ERROR:
-            yield "half_phase", error, largest
+            yield "half_learned_phase" if is_learned(tensors[0]) else "half_phase", error, largest
     elif name in ("_softmax", "_log_softmax") and tensors and tensors[0].numel():
         masked = torch.isneginf(tensors[0])
         if bool(masked.any()):
