@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from ampscope.cli.diff import diff as command
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.launcher.diff_runs import worktree
@@ -140,9 +141,11 @@ def test_seeds_are_what_a_loss_is_held_against(tmp_path: Path, script: str) -> N
 
 
 def test_what_cannot_be_told_is_125_with_a_reason(tmp_path: Path, script: str) -> None:
-    status, found, _ = diff(tmp_path, "--with-args", "fail", script)
+    status, found, printed = diff(tmp_path, "--with-args", "fail", script)
     assert (status, found["verdict"]) == (125, "unknown")
     assert "B failed: ValueError at train.py:4: asked to" in str(found["reason"])
+    assert "around the runs" not in printed  # all that B lacks is no difference of the settings
+    assert printed.count("Only ") == 0
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,29 @@ def test_bad_input_is_one_sentence_and_no_verdict(
     assert reason in str(found["reason"])
     assert "Could not tell." in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "understood"),
+    [
+        (["t.py", "--with", "A=1"], (("A=1",), None, 30, "t.py", ())),
+        (["t.py", "--against", "v1.0"], ((), "v1.0", 30, "t.py", ())),
+        (["--steps", "5", "t.py", "--against", "v1.0", "--lr", "3"],
+         ((), "v1.0", 5, "t.py", ("--lr", "3"))),
+        (["t.py", "--with=A=1", "--steps", "5", "x"], (("A=1",), None, 5, "t.py", ("x",))),
+        (["--with", "A=1", "t.py", "--steps", "5"], (("A=1",), None, 30, "t.py", ("--steps", "5"))),
+        (["a.py", "b.py", "--steps", "5"], ((), None, 30, "a.py", ("b.py", "--steps", "5"))),
+        (["t.py", "--nope", "x"], ((), None, 30, "t.py", ("--nope", "x"))),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_behind_the_only_script(
+    arguments: list[str], understood: tuple[Any, ...]
+) -> None:
+    """As in the documents' `diff train.py --with A=1`; what follows them is the script's."""
+    given = command.make_context("diff", arguments).params
+    names = ("variables", "against", "steps", "first", "rest")
+    assert tuple(given[name] for name in names) == understood
 
 
 @pytest.mark.parametrize("arguments", [[], ["--repeats", "x", "a.py"], ["--policy", "mps", "a.py"]])

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ampscope.cli import stopping
 from ampscope.cli.diagnose import (
     PIPE_WIDTH,
     STANDARD_OUTPUT,
+    Output,
     checked_limits,
     checked_script,
     reason_of,
@@ -50,6 +51,7 @@ from ampscope.store.reader import Reader
 
 EXIT = {"same": 0, "different": 1, "unknown": 125}  # 125: git bisect skips this commit
 STEPS = 30
+_SAY_WHAT_B_IS = {"variables", "with_args", "under", "python", "against", "commits"}
 _OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -62,6 +64,24 @@ class _Oracle(click.Command):
         except click.UsageError as error:
             error.exit_code = EXIT["unknown"]
             raise
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Also takes `train.py --with A=1`: behind a script without a B, options are ours."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        behind = _positional(given)[1:]
+        if behind and behind[0].startswith("--") and not given.keys() & _SAY_WHAT_B_IS:
+            ours, _, _ = self.make_parser(ctx).parse_args(list(behind))
+            end = len(behind) - len(_positional(ours))  # from there on it is the script's own
+            at = len(args) - len(behind) - 1
+            args = [*args[:at], *behind[:end], args[at], *behind[end:]]
+        return super().parse_args(ctx, args)
+
+
+def _positional(given: Mapping[str, Any]) -> list[str]:
+    """What is no option, of what click's parser found; it marks what is missing in its own way."""
+    first, rest = given.get("first"), given.get("rest")
+    found = [first] if isinstance(first, str) else []
+    return found + (list(rest) if isinstance(rest, list | tuple) else [])
 
 
 @click.command("diff", cls=_Oracle, context_settings=_OPTIONS)
@@ -121,6 +141,7 @@ def diff(
             progress.print(f"Running: {text}", markup=False, soft_wrap=True)
 
     try:
+        Output(json_out)  # a place that cannot be written is told before anything runs
         checked_limits(steps, time_limit, memory_limit)
         if repeats < 1 or seeds < 0 or not tolerance >= 0:
             raise BadInput("Repeats must be 1 or more, seeds and the tolerance 0 or more.")
@@ -217,7 +238,7 @@ class _Changes:
             changed.append(found)
         if self._under:
             b = replace(b, control=self._under)
-            changed.append(Control(self._under).words)
+            changed.append(f"control {self._under}")
         name = " with ".join([b.name, ", ".join(changed)]) if changed else b.name
         return a, replace(b, name=name, variables=self._variables)
 
@@ -288,7 +309,7 @@ def _show(result: DiffResult, console: Console) -> None:
     if found.ledger:
         rows = words.ledger_rows(found.ledger)
         console.print(_table(("", "tensor", "in A", "in B"), rows))
-    if found.settings:
+    if any(s.first for s in found.settings) and any(s.second for s in found.settings):
         settings = [(s.name, s.first or "none", s.second or "none") for s in found.settings]
         console.print(_table(("around the runs", "in A", "in B"), settings))
 

@@ -325,8 +325,6 @@ class _Plan:
         if self.seeds:
             loss = self._compared().loss
             found = replace(found, loss=loss)
-        if len(self.first.values) < 2:
-            self.notes.append("A was not repeated, so the noise is not known.")
         ids = tuple(self.first.ids), tuple(self.second.ids)
         return DiffResult(found, names, *ids, tuple(self.notes))
 

@@ -49,6 +49,8 @@ def sentences(found: RunDiff) -> list[str]:
         said.append(_set_differently(found.settings))
     if found.first is not None and found.verdict == "different":
         said += [*_first(found.first), *_beyond(found)]
+    if not found.steps and found.verdict == "unknown":
+        return [visible(text) for text in said]  # no step to compare: the reason says all
     said.append(_noise(found.noise))
     if found.blind_from is not None:
         said.append(f"From step {found.blind_from:,} on noise hides any difference.")
@@ -177,7 +179,7 @@ def _beyond(found: RunDiff) -> list[str]:
 
 def _noise(noise: NoiseLevel) -> str:
     if noise.repeats < 2:
-        return "A was not repeated, so that any difference counts."
+        return "A was not repeated: its noise is not known, and any difference counts."
     if not noise.largest:
         return f"{noise.repeats} runs of A are the same bit for bit, so that any difference counts."
     where = f", first at step {noise.first_step:,}" if noise.first_step is not None else ""
