@@ -195,6 +195,7 @@ def test_runs_come_in_pages(ask: Ask, place: Path) -> None:
         ("diagnose", {"script": "sub"}, "is not a file"),
         ("diagnose", {"script": "a\0b"}, "no name of a script"),
         ("diagnose", {"script": ""}, "no name of a script"),
+        ("preflight", {"paths": ["x" * 300]}, "There is no file xxx"),
         ("diagnose", {}, "argument script: Field required"),
         ("diagnose", {"script": "near.py", "stepz": 3}, "no argument 'stepz'"),
         ("diagnose", {"script": "near.py", "steps": 0}, "Steps must be from 1"),

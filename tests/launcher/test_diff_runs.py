@@ -189,9 +189,7 @@ def test_bad_input_is_one_sentence_and_no_verdict(
     ],
     ids=str,
 )  # fmt: skip
-def test_options_behind_the_only_script(
-    arguments: list[str], understood: tuple[Any, ...]
-) -> None:
+def test_options_behind_the_only_script(arguments: list[str], understood: tuple[Any, ...]) -> None:
     """As in the documents' `diff train.py --with A=1`; what follows them is the script's."""
     given = command.make_context("diff", arguments).params
     names = ("variables", "against", "steps", "first", "rest")

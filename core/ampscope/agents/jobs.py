@@ -42,7 +42,7 @@ class Folders:
     def __init__(self, folders: Sequence[Path]) -> None:
         """Raises BadInput for what is no folder."""
         for folder in folders:
-            if not folder.is_dir():
+            if not os.path.isdir(folder):
                 raise BadInput(f"There is no folder {folder} for scripts.")
         self.folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
 
@@ -73,7 +73,7 @@ class Folders:
             raise BadInput(
                 f"{shown} does not lie below the folders that this server may use: {self}."
             )
-        found = next((path for path in inside if path.exists()), None)
+        found = next((path for path in inside if os.path.exists(path)), None)  # never raises
         if found is None:
             raise BadInput(f"There is no file {shown} below {self}.")
         return found.resolve()

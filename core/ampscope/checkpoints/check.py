@@ -385,8 +385,8 @@ def _compare_averages(
         result.averages.append(Average(tensor.label, weight.label, away, sums[2] / tensor.count))
         if tensor.label in bad and weight.label not in bad:
             text = (
-                f"{tensor.label} is not finite and its weight {weight.label} is: the average cannot "
-                "recover. Take it anew from the weights."
+                f"{tensor.label} is not finite and its weight {weight.label} is: the average "
+                "cannot recover. Take it anew from the weights."
             )
             result.findings.append(Finding("ema_poisoned", tensor.label, text, 1))
 

@@ -59,7 +59,9 @@ def checked_script(script: str, instead: str = "") -> str:
         path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         if script.startswith("-"):  # what is unknown is taken for the script's own
-            raise BadInput(f"There is no option {script}. --help lists those that there are.") from error
+            raise BadInput(
+                f"There is no option {script}. --help lists those that there are."
+            ) from error
         raise BadInput(f"There is no file {script}.") from error
     except OSError as error:
         raise BadInput(f"Cannot read {script}: {error.strerror}.") from error

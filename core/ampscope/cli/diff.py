@@ -62,7 +62,7 @@ class _Oracle(click.Command):
         try:
             return super().make_context(*args, **kwargs)
         except click.UsageError as error:
-            error.exit_code = EXIT["unknown"]
+            error.exit_code = EXIT["unknown"]  # type: ignore[misc] # click reads the instance's
             raise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
