@@ -42,7 +42,7 @@ class Folders:
     def __init__(self, folders: Sequence[Path]) -> None:
         """Raises BadInput for what is no folder."""
         for folder in folders:
-            if not os.path.isdir(folder):
+            if not folder.is_dir():
                 raise BadInput(f"There is no folder {folder} for scripts.")
         self.folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
 
