@@ -36,6 +36,7 @@ from ampscope.checkpoints import counting
 from ampscope.checkpoints.files import Checkpoint, StoredTensor, TorchFiles, opened, pieces
 from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
+from ampscope.number_words import plural
 
 PIECE = 1 << 21  # bytes: with its copy from the page cache it stays in most L2 and L3 caches
 THREADS = 2
@@ -423,7 +424,8 @@ def _check_moments(
         prefix = tensor.name[: tensor.name.rfind(".") + 1]
         group = groups.get((tensor.part, prefix))
         if found.negative:
-            text = f"{name}: {found.negative:,} second moments are negative: their updates are NaN."
+            below = plural(found.negative, "second moment")
+            text = f"{name}: {below} below zero, whose updates are NaN."
             result.findings.append(Finding("negative_moment", name, text, found.negative))
         first = by_name.get((tensor.part, f"{prefix}exp_avg"))
         if first is not None and first.shape == tensor.shape and first.dtype in counting.FLOATS:

@@ -12,6 +12,7 @@ from ampscope.analysis.ranks import first_nonfinite, grouped, is_rank
 from ampscope.cli.options import store_option
 from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.errors import BadInput
+from ampscope.number_words import plural
 from ampscope.record_json import dumps
 from ampscope.report.document import line, visible
 from ampscope.store import export as exports
@@ -185,7 +186,8 @@ def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
         click.echo(f"{result.run_id} {what} ({result.source}).")
         results.append(result)
     copied = sum(not result.was_there for result in results)
-    click.echo(f"{target}: {copied} of {len(results)} runs copied from {len(found)} stores.")
+    runs, stores = plural(len(results), "run"), plural(len(found), "store")
+    click.echo(f"{target}: {copied} of {runs} copied from {stores}.")
 
 
 # ``ampscope import``: runs from an untrusted file, checked before they are written to the store.
