@@ -255,6 +255,10 @@ button[aria-label^="Download as CSV"] { display: none; }
   .stCode code { font-size: 11px; }
   [data-testid="stMetricValue"] { font-size: 1.4rem; }
   [data-testid="stButtonGroup"] > div { flex-wrap: wrap; }
+  [class*="st-key-wide-"]::before {
+    content: "Move the chart sideways to see all of it."; position: sticky; left: 0;
+    font-size: 0.875rem; opacity: 0.78;
+  }
 }
 input[role="combobox"] { min-width: 24px; min-height: 24px; }
 [data-testid="stSidebarNavLink"]:focus-visible, [data-testid="stPageLink-NavLink"]:focus-visible {
