@@ -100,6 +100,16 @@ def test_a_low_scale_is_raised_and_a_missing_scaler_is_added() -> None:
     assert (without.fix.kind, low.fix.kind) == ("add_scaler", "change_scale")
 
 
+def test_a_scale_that_came_down_from_an_overflow_is_not_to_be_raised() -> None:
+    """The scaler left three steps out, and the gradients of the fourth were counted."""
+    searched = search(steps(FALLING, grad_zero=120), 2.0**20, 3)
+    made = evidence(run(searched), fp32_run(steps(FALLING, grad_zero=0)))
+    (found,) = diagnose(made).latent
+    assert (found.cause, found.verdict.fix.kind) == ("gradient_underflow", "use_bf16")
+    assert f"at a loss scale of {searched[3].scale:,.6g}" in found.verdict.reason
+    assert found.verdict.evidence[0].step == searched[3].step
+
+
 def test_a_bias_whose_gradient_is_noise_in_fp32_has_lost_nothing() -> None:
     usual = nothing_arrives()
     assert usual.fp32 is not None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import silent_suspects
-from ampscope.analysis.run_view import RunView
+from ampscope.analysis.run_view import RunView, has_own_gradients
 from ampscope.analysis.skips import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, dead_parameters, late_zero_share, learns_slower
 from ampscope.rules.verdict import (
@@ -70,18 +70,22 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
-    scale = run.scales[0] if run.scales else 1.0
+    counted = next((a for a in run.steps if has_own_gradients(a)), None)
+    step = counted.step if counted is not None else 0
     by_hand = static_scale(run)
     words = "because the loss is not scaled"
     if run.has_scaler:
+        scale = counted.scale if counted is not None and counted.scaler else run.scales[0]
         words = f"at a loss scale of {scale:,.6g}"
     elif by_hand is not None:
         words = f"at a loss scale by hand of {by_hand:,.6g}"
     fix = RAISE if run.has_scaler else ADD if by_hand is None else RAISE_BY_HAND
+    if run.has_scaler and run.leading_skips:
+        fix = TOO_WIDE
     measured = (
-        Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", 0),
+        Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", step),
         Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
-        Measurement("lost", worst, LOST, "as_is", 0),
+        Measurement("lost", worst, LOST, "as_is", step),
     )
     if not dead and not harmed and worst <= LOST_SURELY:
         return latent(f"{said}, {words}. The loss falls as in fp32 so far.", fix, *measured)
@@ -90,7 +94,7 @@ def check(evidence: Evidence) -> Verdict:
         f"{said}, {words}.{_which(dead)}",
         module=dead[0].rpartition(".")[0] or None if dead else None,
         phase="backward",
-        step=0,
+        step=step,
         line=scaler_made_at(run) or _backward_line(run),
         evidence=measured,
         fix=fix,
@@ -113,6 +117,13 @@ scaler.step(optimizer)
 scaler.update()
 """
 RAISE = Fix("change_scale", "Use a larger loss scale.", PATCH, ("init_scale:65536", "bf16"))
+TOO_WIDE = Fix(
+    "use_bf16",
+    "Use bf16: the scaler came down to this scale because a larger one overflows.",
+    "with torch.autocast(device, dtype=torch.bfloat16):  # and no GradScaler\n"
+    "    loss = loss_fn(model(x), y)\n",
+    ("bf16",),
+)
 RAISE_BY_HAND = Fix(
     "change_scale",
     "Use a larger factor, or torch.amp.GradScaler in its place.",
