@@ -186,8 +186,8 @@ def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
         click.echo(f"{result.run_id} {what} ({result.source}).")
         results.append(result)
     copied = sum(not result.was_there for result in results)
-    runs, stores = plural(len(results), "run"), plural(len(found), "store")
-    click.echo(f"{target}: {copied} of {runs} copied from {stores}.")
+    whole, files = plural(len(results), "run"), plural(len(found), "store")
+    click.echo(f"{target}: {copied} of {whole} copied from {files}.")
 
 
 # ``ampscope import``: runs from an untrusted file, checked before they are written to the store.
