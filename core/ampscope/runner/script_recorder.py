@@ -623,6 +623,8 @@ class ScriptScans:
         root = unwrapped(root)
         if id(root) in self._first_sight or any(p.is_meta or is_lazy(p) for p in root.parameters()):
             return  # where nothing is in memory there is nothing to see yet
+        for name, parameter in root.named_parameters():
+            self._steps.gradients.names.setdefault(id(parameter), name)
         names = tuple(name for name, _ in root.named_parameters())
         self._alike[names] += 1
         if self._alike[names] > MAX_ALIKE:
@@ -641,8 +643,6 @@ class ScriptScans:
             [(name, module._buffers) for name, module in modules] if kept else [],
         )
         self.records += scan_model("start", root, self._trained(), self._steps.count)
-        for name, parameter in root.named_parameters():
-            self._steps.gradients.names.setdefault(id(parameter), name)
 
     def _is_gone(self, key: int) -> None:
         """Nothing is computed here: a model may go in the middle of any op."""
