@@ -120,3 +120,19 @@ def test_an_average_that_is_gone_is_seen_beside_the_model_that_lives() -> None:
     scans.at_end()
     ends = [(s.kind, s.dtype) for s in scans.records if s.moment == "end" and s.kind != "buffer"]
     assert ends == [("parameter", "fp32"), ("frozen", "bf16")]
+
+
+def test_of_many_models_alike_the_last_is_named_and_seen_at_the_end() -> None:
+    """One for each of thirteen folds: the first ten are looked at as they start. Each forward of
+    the others is no new model."""
+    names: dict[int, str] = {}
+    stands_in: Any = SimpleNamespace(optimizers=[], count=0, gradients=SimpleNamespace(names=names))
+    scans = ScriptScans(cast(OptimizerSteps, stands_in))
+    folds = [_made() for _ in range(13)]
+    for _ in range(3):
+        for model in folds:
+            scans.before_forward(model, model, (torch.ones(4, 2),), {})
+    scans.at_end()
+    weights = [s.moment for s in scans.records if s.name == "0.weight"]
+    assert (weights.count("start"), weights.count("end")) == (10, 13)
+    assert [names[id(p)] for p in folds[-1].parameters()] == ["0.weight"]

@@ -627,10 +627,10 @@ class ScriptScans:
             self._steps.gradients.names.setdefault(id(parameter), name)
         names = tuple(name for name, _ in root.named_parameters())
         self._alike[names] += 1
-        if self._alike[names] > MAX_ALIKE:
-            return
+        is_one_more = self._alike[names] > MAX_ALIKE  # seen, and looked at only if it lives on
         kept: dict[str, Tensor] = {}
-        if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
+        numel = sum(p.numel() for p in root.parameters())
+        if numel <= MAX_FIRST_SIGHT_NUMEL and not is_one_more:
             held = ((n, readable(p)) for n, p in root.named_parameters())
             kept = {n: values.clone() for n, values in held if values is not None}
         key = id(root)
@@ -642,7 +642,8 @@ class ScriptScans:
             [(name, module._parameters) for name, module in modules] if kept else [],
             [(name, module._buffers) for name, module in modules] if kept else [],
         )
-        self.records += scan_model("start", root, self._trained(), self._steps.count)
+        if not is_one_more:
+            self.records += scan_model("start", root, self._trained(), self._steps.count)
 
     def _is_gone(self, key: int) -> None:
         """Nothing is computed here: a model may go in the middle of any op."""

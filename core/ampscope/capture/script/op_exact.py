@@ -105,6 +105,8 @@ def constant_lost(call: OpCall) -> Lost | None:
     :data:`CONSTANT_LOST`, and of a sum that lost its terms as it grew: that is no matter of how a
     value was rounded before its use."""
     known = {key: exact for key, exact in _known(call).items() if exact.source == CONSTANT}
+    if not known:
+        return None
     if op_facts.updates_statistics(call):
         updated = {id(t) for t in op_facts.statistics(call)} & known.keys()
         if updated:
