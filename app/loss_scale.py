@@ -440,8 +440,10 @@ def draw_windows(run: RunInfo) -> None:
     narrow = least_room(windows)
     few = len(narrow) < len(windows)
     shown = f"The {len(narrow)} of {len(windows):,} modules that leave least room. " if few else ""
-    band = " The green band suits all of them." if common is not None and not common.spans else ""
-    line = "" if used is None else " The dashed line is the scale that the step used."
+    is_common = max(w.low for w in narrow) <= min(w.high for w in narrow)
+    band = " The green band suits all of them." if is_common else ""
+    dashed = "1, the scale of a step without one" if used == 0 else "the scale that the step used"
+    line = "" if used is None else f" The dashed line is {dashed}."
     chart.see(f"{shown}A bar spans the loss scales that keep a module in fp16.{band}{line}")
     figure = scale_windows(narrow, names, used)
     chart.show(figure, "safe-scales", lambda: table, key="safe-scales")

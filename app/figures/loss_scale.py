@@ -56,7 +56,8 @@ def scale_windows(
         )
     low, high = max(w.low for w in windows), min(w.high for w in windows)
     if low <= high:
-        figure.add_vrect(x0=low, x1=high, fillcolor=NORMAL, opacity=0.25, line_width=0)
+        edge = {"color": NORMAL, "width": 2}  # one scale alone is a band without width
+        figure.add_vrect(x0=low, x1=high, fillcolor=NORMAL, opacity=0.25, line=edge)
     if scale is not None:
         figure.add_vline(x=scale, line={"color": LOST, "width": 2, "dash": "dash"})
     figure.update_layout(

@@ -375,10 +375,12 @@ def sentence(
             f"2^{window.high}."
         )
     else:
+        scales = f"loss scales from 2^{window.low} to 2^{window.high} keep"
+        if window.low == window.high:
+            scales = f"the loss scale 2^{window.low} alone keeps"
         text = (
-            f"At this step, loss scales from 2^{window.low} to 2^{window.high} keep the {what} of "
-            f"every module in {format_name} (at most 0.1 % of a module too small, nothing too "
-            "large)."
+            f"At this step, {scales} the {what} of every module in {format_name} (at most 0.1 % of "
+            "a module too small, nothing too large)."
         )
     if not excluded:
         return text

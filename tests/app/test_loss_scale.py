@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampscope.analysis.underflow import ModuleWindow
+from ampscope.analysis.underflow import ModuleWindow, ScaleWindow
 from ampscope.launcher.launch import launch
 from ampscope.numerics.histogram import FIRST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord
@@ -19,7 +19,9 @@ from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from app import store as app_store
+from app.figures.loss_scale import scale_windows
 from app.loss_scale import least_room
+from app.runs.run_page import sentence
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
 from tests.helpers.pages import NO_RUN, asked, metrics, texts
@@ -420,3 +422,22 @@ def test_of_many_modules_those_that_decide_are_drawn() -> None:
     assert min(w.high for w in kept) == min(w.high for w in windows)
     assert [w.module for w in kept] == sorted(w.module for w in kept)
     assert least_room(windows[:30]) == windows[:30]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says", "bands"),
+    [
+        (3, 9, "loss scales from 2^3 to 2^9 keep the", 1),
+        (9, 9, "the loss scale 2^9 alone keeps the", 1),
+        (9, 3, "No single loss scale suits every module", 0),
+    ],
+)
+def test_the_band_is_seen_where_one_scale_alone_suits_all(
+    low: int, high: int, says: str, bands: int
+) -> None:
+    names = {0: "a", 1: "b"}
+    assert says in sentence(ScaleWindow(low, high, 0, 1, ()), names, "fp16", "output gradients")
+    figure = scale_windows([ModuleWindow(0, low, 20), ModuleWindow(1, -20, high)], names, None)
+    drawn = [shape for shape in figure.layout.shapes if shape.type == "rect"]
+    assert len(drawn) == bands
+    assert all(shape.line.width > 0 and (shape.x0, shape.x1) == (low, high) for shape in drawn)
