@@ -56,8 +56,8 @@ def scale_windows(
         )
     low, high = max(w.low for w in windows), min(w.high for w in windows)
     if low <= high:
-        edge = {"color": NORMAL, "width": 2}  # one scale alone is a band without width
-        figure.add_vrect(x0=low, x1=high, fillcolor=NORMAL, opacity=0.25, line=edge)
+        edge, opacity = {"color": NORMAL, "width": 3}, 0.25 if low < high else 1.0
+        figure.add_vrect(x0=low, x1=high, fillcolor=NORMAL, opacity=opacity, line=edge)
     if scale is not None:
         figure.add_vline(x=scale, line={"color": LOST, "width": 2, "dash": "dash"})
     figure.update_layout(
