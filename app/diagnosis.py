@@ -44,7 +44,6 @@ from app.text import ago, code, cut, duration, escape, number, plural
 # belongs to, and the measurements of that very run.
 
 
-_PICKER = "widget:diagnosis"
 _STARTED = "diagnosis-started"  # session key: the script that this browser has started
 _CHANGED = "judged-again"  # session key: what that has changed
 _RULE_OF = "rule-of"  # session key: the run whose page the rule was chosen on
@@ -251,14 +250,16 @@ def _picked(heads: list[RunInfo]) -> RunInfo:
     if named is None:
         named = heads[0]
         links.keep("run", named.id)
-    st.session_state[_PICKER] = named.id
+    key = links.widget_key("diagnosis", named.id)
     st.sidebar.selectbox(
         "Diagnosis",
         list(by_id),
-        key=_PICKER,
+        list(by_id).index(named.id),
+        key=key,
         format_func=lambda id_: _label(by_id[id_]),
         help="Type to search. The address of this page names the run.",
         on_change=_chosen,
+        args=(key,),
     )
     return named
 
@@ -280,8 +281,8 @@ def _named(heads: list[RunInfo]) -> RunInfo | None:
     return diagnoses.head_of(run, heads)
 
 
-def _chosen() -> None:
-    links.keep("run", st.session_state[_PICKER])
+def _chosen(key: str) -> None:
+    links.keep("run", st.session_state[key])
     links.keep("step", None)
 
 
@@ -712,7 +713,6 @@ def show_compiled(case: Case) -> None:
 
 ALL = "all steps"
 TABLE_PX, UPRIGHT_PX, FIELD_PX = 320, 700, 150
-_STEP = "widget:measured-step"
 _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
 
 
@@ -756,15 +756,17 @@ def _pick_step(run: RunView, asked: str | None) -> int | None:
     """The step of the address when the run has it; None for all."""
     steps = [str(a) for a in sorted({a.step for a in run.steps})]
     options = [ALL, *steps]
-    st.session_state[_STEP] = asked if asked in steps else ALL
-    st.selectbox("Step", options, key=_STEP, on_change=_step_chosen, help="Type to search.")
+    shown = asked if asked in steps else ALL
+    key = links.widget_key("measured-step", shown)
+    st.selectbox("Step", options, options.index(shown), key=key, on_change=_step_chosen,
+                 args=(key,), help="Type to search.")  # fmt: skip
     if asked is not None and asked not in steps:
         st.caption("This run did not reach the step that the address names; all steps are shown.")
     return int(asked) if asked is not None and asked in steps else None
 
 
-def _step_chosen() -> None:
-    chosen = st.session_state[_STEP]
+def _step_chosen(key: str) -> None:
+    chosen = st.session_state[key]
     links.keep("step", None if chosen == ALL else chosen)
 
 

@@ -106,7 +106,7 @@ FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
 LOWEST_SCALE, HIGHEST_SCALE = -24, 40  # log2: past both ends fp16 holds no gradient at all
 BESIDE = (5, 2)  # a slider and its buttons
 PLAY_EVERY_S = 0.8  # a drawn frame takes about 0.1 s; slower than this and the eye loses the thread
-_PLAYING, _MOVED_AT, _SCALE = "gradients:playing", "gradients:moved-at", "gradients:scale"
+_PLAYING, _MOVED_AT = "gradients:playing", "gradients:moved-at"
 
 
 def recorded_roles(ranks: Ranks) -> list[Role]:
@@ -172,15 +172,17 @@ def _own_format(reader: Reader, run_id: str) -> str:
 def pick_scale(recorded: int) -> int:
     """log2 of the loss scale to look at. It follows the run's own until the user moves it."""
     asked = _asked_scale(recorded)
-    links.show(_SCALE, asked)
+    key = links.widget_key("scale", asked)
     left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
     left.slider(
         "Loss scale",
         LOWEST_SCALE,
         HIGHEST_SCALE,
-        key=_SCALE,
+        asked,
+        key=key,
         format="2^%d",
-        on_change=lambda: links.keep("scale", st.session_state[_SCALE]),
+        on_change=_scale_moved,
+        args=(key,),
         help=f"Now 2^{asked} = {2.0**asked:,.10g}. It moves every histogram and counts again. This "
         f"step ran at 2^{recorded} = {2.0**recorded:,.10g}; 2^0 shows the gradients themselves.",
     )
@@ -200,6 +202,11 @@ def pick_scale(recorded: int) -> int:
         args=("scale", 0),
     )
     return asked
+
+
+def _scale_moved(key: str) -> None:
+    if links.is_moved("scale", key):
+        links.keep("scale", st.session_state[key])
 
 
 def _asked_scale(recorded: int) -> int:

@@ -531,7 +531,9 @@ def going_on(run: RunInfo) -> None:
         if owner:
             st.caption(escape(f"{owner[0].upper()}{owner[1:]}."))
         if st.button("Stop", key=f"stop-{run.id}"):
-            for one in store.group(run.spec.group) or [run]:
+            # A diagnosis is one thing of several runs; the precisions of a probe are not.
+            together = store.group(run.spec.group) if run.spec.kind == "script" else []
+            for one in together or [run]:
                 if one.state.is_active:
                     live.cancel_run(one)
             st.rerun()

@@ -17,15 +17,13 @@ from typing import Generic, TypedDict, TypeVar, Unpack
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
-from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampscope.lessons.catalog import LESSONS
 from app.text import code, cut, escape
 
 T = TypeVar("T", bound=Hashable)
 _MEMORY = "link:"  # session keys of remembered choices
-_WIDGET = "widget:"
-_DRAWN_ON = "drawn-on:"  # session keys of the page that a widget was last drawn on
+_DRAWN = "drawn:"  # session keys of what a widget was last drawn with
 
 
 def wanted(name: str) -> str:
@@ -103,9 +101,9 @@ def slide(label: str, name: str, options: Sequence[T], **how: Unpack[Choice[T]])
 
 def find(name: str, placeholder: str) -> str:
     """What to look for, typed and bound to the URL's ``name``; empty for all."""
-    key = _WIDGET + name
-    show(key, wanted(name))
-    st.text_input("Find", key=key, placeholder=placeholder, on_change=_remember_text, args=(name,))
+    key = widget_key(name, wanted(name))
+    st.text_input("Find", wanted(name), key=key, placeholder=placeholder, on_change=_remember_text,
+                  args=(name, key))  # fmt: skip
     return wanted(name)
 
 
@@ -128,8 +126,8 @@ def _bound(
     when a person walks from page to page.
     """
     value = chosen(name, options, options[0] if default is None else default)
-    key = _WIDGET + name
-    show(key, value)
+    # The browser names an option of a select box by its label, and others by their place.
+    key = widget_key(name, value, () if kind == "selectbox" else options)
     if (writes_default or wanted(name)) and not is_missing(name, options):
         keep(name, value)
     shown = place or st
@@ -144,10 +142,15 @@ def _bound(
         format_func=_labels(options, format_func),
         help=help,
         on_change=_remember,
-        args=(name,),
+        args=(name, key),
         **({} if width is None else {"width": width}),
+        **{_FIRST_SHOWN[kind]: options.index(value) if kind == "selectbox" else value},
     )
     return value
+
+
+# Which argument of a widget says what it shows when the browser first draws it.
+_FIRST_SHOWN = {"selectbox": "index", "segmented_control": "default", "select_slider": "value"}
 
 
 def _say_missing(
@@ -167,32 +170,48 @@ def _say_missing(
         )
 
 
-def show(key: str, value: object) -> None:
-    """Let the widget ``key``, which is about to be drawn, show ``value``.
+def widget_key(name: str, value: object, options: Sequence[Hashable] = ()) -> str:
+    """Key of the widget ``name``, which is about to be drawn with ``value`` as the value that it
+    first shows.
 
-    Only where it differs: a value that is set goes to the browser and overwrites what a person did
-    meanwhile, so that the second of two quick key presses on a slider would be lost. On another
-    page than the last time it is set in any case: there Streamlit makes a new widget, which has the
-    key's value and shows its first option.
+    A key stands for one widget of the browser for as long as a person alone moves it. Where
+    ``value`` came from elsewhere (the address, a button, a run that has grown), or options in
+    front of the last ones have changed, the key is a new one, and so is the widget. Nothing is
+    written into a widget that the browser has: a run of the script that another one overtakes
+    never reaches the browser, which would go on showing the old value, or the lowest, and send it
+    as if a person had chosen it.
     """
-    context = get_script_run_ctx()
-    page = "" if context is None else context.page_script_hash
-    is_new = st.session_state.get(_DRAWN_ON + key) != page
-    st.session_state[_DRAWN_ON + key] = page
-    if is_new or key not in st.session_state or st.session_state[key] != value:
-        st.session_state[key] = value
+    drawn: tuple[int, object, Sequence[Hashable]] | None = st.session_state.get(_DRAWN + name)
+    number = 0
+    if drawn is not None:
+        number, last_value, last_options = drawn
+        shown = st.session_state.get(_numbered(name, number), last_value)
+        number += shown != value or tuple(options[: len(last_options)]) != last_options
+    st.session_state[_DRAWN + name] = number, value, tuple(options)
+    return _numbered(name, number)
 
 
-def _remember(name: str) -> None:
-    """A person moved the widget. A click on the chosen one of a few takes the choice away, which
-    is not wanted: it stays."""
-    value = st.session_state[_WIDGET + name]
-    if value is not None:
+def _numbered(name: str, number: int) -> str:
+    return f"widget:{name}" + f":{number}" * bool(number)
+
+
+def is_moved(name: str, key: str) -> bool:
+    """Whether a person moved the widget, asked when it reports a change: the browser also reports
+    what a new widget first shows, if the run of the script that drew it was overtaken."""
+    number, value, _ = st.session_state.get(_DRAWN + name, (0, None, ()))
+    return key == _numbered(name, number) and st.session_state[key] != value
+
+
+def _remember(name: str, key: str) -> None:
+    """A click on the chosen one of a few takes the choice away, which is not wanted: it stays."""
+    value = st.session_state[key]
+    if value is not None and is_moved(name, key):
         keep(name, value)
 
 
-def _remember_text(name: str) -> None:
-    keep(name, st.session_state[_WIDGET + name].strip() or None)
+def _remember_text(name: str, key: str) -> None:
+    if is_moved(name, key):
+        keep(name, st.session_state[key].strip() or None)
 
 
 def _labels(options: Sequence[T], format_func: Callable[[T], str]) -> Callable[[T], str]:

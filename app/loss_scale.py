@@ -158,7 +158,6 @@ def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
 
 ENDS = 500  # first and last steps that are read in full: the search for a scale takes a few dozen
 STEADY_SHARE = 0.25  # of the run, at its end, as in analysis.loss_scale
-RANGE_KEY = "loss-scale:range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +210,16 @@ def pick_span(found: Trajectory) -> None:
     low, high = found.totals.first_step or 0, found.totals.last_step or 0
     if found.totals.steps <= store.POINTS and not found.is_part:
         return
-    links.show(RANGE_KEY, found.span)
+    key = links.widget_key("first-last", found.span)
     left, right = st.columns((5, 1), vertical_alignment="bottom", gap="small")
     left.slider(
         "Steps to show",
         low,
         high,
-        key=RANGE_KEY,
+        found.span,
+        key=key,
         on_change=_keep_span,
+        args=(key,),
         help=f"A part of at most {store.POINTS:,} steps is shown in full.",
     )
     right.button("Whole run", disabled=not found.is_part, on_click=forget_span)
@@ -267,10 +268,11 @@ def _asked(name: str, default: int) -> int:
     return default if number is None else number
 
 
-def _keep_span() -> None:
-    first, last = st.session_state[RANGE_KEY]
-    links.keep("first", first)
-    links.keep("last", last)
+def _keep_span(key: str) -> None:
+    if links.is_moved("first-last", key):
+        first, last = st.session_state[key]
+        links.keep("first", first)
+        links.keep("last", last)
 
 
 # The table of bad steps on the Loss scale page: all of a short run, the newest of a long one.

@@ -115,15 +115,14 @@ def bars(made: Sequence[dict[str, float | str]]) -> go.Figure:
 
 def _number(label: str, name: str, default: float, least: float) -> float:
     """A number that lives in the URL; what cannot be read is the default."""
-    key = f"widget:{name}"
     try:
         value = float(links.wanted(name))
     except ValueError:
         value = float(default)
     value = min(max(value, least), 1e15) if value == value else float(default)
-    links.show(key, value)
-    st.number_input(label, min_value=float(least), max_value=1e15, key=key, on_change=_keep,
-                    args=(name, key), format="%g")  # fmt: skip
+    key = links.widget_key(name, value)
+    st.number_input(label, float(least), 1e15, value, key=key, on_change=_keep, args=(name, key),
+                    format="%g")  # fmt: skip
     return value
 
 

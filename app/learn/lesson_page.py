@@ -283,14 +283,15 @@ TERMS: Final[Mapping[str, str]] = {
 LARGE = "large"
 FACTOR = 1.5  # 16 px become 24: readable at ten times the screen's height
 STYLE = "<style>html { font-size: 24px !important; }</style>"
-_NAME, _KEY = "type", "widget:type"
+_NAME = "type"
 _PLOTLY_SIZE = 12  # where a figure says nothing
 
 
 def offer() -> None:
     """The switch, and its effect."""
-    links.show(_KEY, is_on())
-    st.sidebar.toggle("Large type", key=_KEY, on_change=_remember, help="For the last row.")
+    key = links.widget_key(_NAME, is_on())
+    st.sidebar.toggle("Large type", is_on(), key=key, on_change=_remember, args=(key,),
+                      help="For the last row.")  # fmt: skip
     if is_on():
         st.html(STYLE)
 
@@ -339,8 +340,8 @@ def _with_font(annotation: go.layout.Annotation) -> go.layout.Annotation:
     return annotation
 
 
-def _remember() -> None:
-    links.keep(_NAME, LARGE if st.session_state[_KEY] else None)
+def _remember(key: str) -> None:
+    links.keep(_NAME, LARGE if st.session_state[key] else None)
 
 
 # The Learn page: a newcomer's path, and every lesson in one line.

@@ -139,15 +139,16 @@ class Answer:
 
 def ask(number: int | str, question: str, choices: Sequence[str]) -> str | None:
     """The letter that was chosen, :data:`SHOW`, or None as long as nothing was."""
-    name, key = f"guess{number}", f"widget:guess{number}"
+    name = f"guess{number}"
     letters = list(LETTERS[: len(choices)])
     known = links.wanted(name)
     guess = known if known in (*letters, SHOW) else None
-    links.show(key, guess if guess in letters else None)
+    shown = guess if guess in letters else None
+    key = links.widget_key(name, shown)
     st.radio(
         f"**Predict first.** {escape(question)}",
         letters,
-        index=None,
+        index=None if shown is None else letters.index(shown),
         key=key,
         format_func=lambda letter: escape(choices[letters.index(letter)]),
         on_change=_remember,

@@ -116,8 +116,10 @@ def agreement(results: Sequence[Result]) -> str:
 
 def _typed() -> str:
     """The typed number; anything else is refused with a sentence."""
-    links.show("widget:number1", links.wanted("number1") or START)
-    typed = st.text_input("A number", key="widget:number1", max_chars=MAX_LENGTH, on_change=_keep,
+    wanted = links.wanted("number1") or START
+    key = links.widget_key("number1", wanted)
+    typed = st.text_input("A number", wanted, key=key, max_chars=MAX_LENGTH, on_change=_keep,
+                          args=(key,),
                           help="For example 0.1, 2049, 1e-8, 70000, inf, 1/3").strip()  # fmt: skip
     try:
         if "e" in typed.lower() and abs(int(typed.lower().partition("e")[2])) > 400:
@@ -131,8 +133,8 @@ def _typed() -> str:
     return typed
 
 
-def _keep() -> None:
-    links.keep("number1", st.session_state["widget:number1"].strip() or None)
+def _keep(key: str) -> None:
+    links.keep("number1", st.session_state[key].strip() or None)
     links.keep("bits1", None)
 
 
@@ -206,12 +208,13 @@ def bits_reading(pattern: str, fmt: NumberFormat) -> str:
 
 
 def _part(label: str, fmt: NumberFormat, pattern: str, places: range, weights: list[str]) -> None:
-    key = f"widget:{_NAME}:{fmt.name}:{places.start}"
-    links.show(key, [place for place in places if pattern[place] == "1"])
+    on = [place for place in places if pattern[place] == "1"]
+    key = links.widget_key(f"{_NAME}:{fmt.name}:{places.start}", on)
     st.pills(
         label,
         list(places),
         selection_mode="multi",
+        default=on,
         key=key,
         format_func=lambda place: weights[place - places.start],
         on_change=_flip,

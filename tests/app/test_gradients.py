@@ -22,6 +22,10 @@ Open = Callable[..., Any]
 ONE = 1 + 149  # column of the exponent 0
 
 
+def labelled(widgets: Any, label: str) -> Any:
+    return next(widget for widget in widgets if widget.label == label)
+
+
 def row(**counts: int) -> np.ndarray:
     """``row(m20=3, p1=2, zero=4)``: elements by exponent, minus and plus spelt out."""
     out = np.zeros(RAW_LEN, np.int64)
@@ -80,10 +84,10 @@ def test_recorded_view_counts(store_path: Path, open_page: Open) -> None:
 
 def test_the_scale_slider_moves_and_recounts(store_path: Path, open_page: Open) -> None:
     app = open_page("gradients", run=written(store_path, [(0, FRAME, 16.0)]))
-    app.slider(key="gradients:scale").set_value(5).run()  # one up: 2^15 overflows
+    labelled(app.slider, "Loss scale").set_value(5).run()  # one up: 2^15 overflows
     assert metrics(app)["Overflow"] == "9 (9.0 %)"
     assert metrics(app)["Subnormal"] == "11 (11.0 %)"
-    app.slider(key="gradients:scale").set_value(-2).run()  # six down: 2^-20 -> 2^-26 is lost
+    labelled(app.slider, "Loss scale").set_value(-2).run()  # six down: 2^-20 -> 2^-26 is lost
     assert metrics(app)["Too small"] == "11 (11.0 %)"
     assert "as if the loss scale were 2^-2 (recorded at 2^4)" in texts(app)
     assert "does not move zeros, NaN and Inf that were recorded" in texts(app)
@@ -152,28 +156,28 @@ def test_it_opens_on_the_first_bad_step(
 ) -> None:
     app = open_page("gradients", run=course(store_path, SEARCHED, skipped, nan_loss))
     assert not app.exception
-    assert app.select_slider(key="widget:step").value == opens_on
+    assert labelled(app.select_slider, "Step").value == opens_on
     assert said in texts(app)
 
 
 def test_an_address_with_a_step_keeps_it(store_path: Path, open_page: Open) -> None:
     run = course(store_path, SEARCHED, {0, 1, 4, 6})
     app = open_page("gradients", run=run, step=2)
-    assert app.select_slider(key="widget:step").value == 2
+    assert labelled(app.select_slider, "Step").value == 2
     assert "Step 2, output gradients" in texts(app)
-    app.select_slider(key="widget:step").set_value(4).run()
+    labelled(app.select_slider, "Step").set_value(4).run()
     assert "Step 4, the first bad one recorded" in texts(app)
 
 
 def test_the_slider_follows_the_run_until_it_is_moved(store_path: Path, open_page: Open) -> None:
     run = written(store_path, [(0, FRAME, 16.0), (1, FRAME, 8.0), (2, FRAME, 4.0)])
     app = open_page("gradients", run=run, step=1)
-    assert app.slider(key="gradients:scale").value == 3
-    app.select_slider(key="widget:step").set_value(0).run()
-    assert app.slider(key="gradients:scale").value == 4
-    app.slider(key="gradients:scale").set_value(7).run()
-    app.select_slider(key="widget:step").set_value(2).run()
-    assert app.slider(key="gradients:scale").value == 7
+    assert labelled(app.slider, "Loss scale").value == 3
+    labelled(app.select_slider, "Step").set_value(0).run()
+    assert labelled(app.slider, "Loss scale").value == 4
+    labelled(app.slider, "Loss scale").set_value(7).run()
+    labelled(app.select_slider, "Step").set_value(2).run()
+    assert labelled(app.slider, "Loss scale").value == 7
     assert "recorded at 2^2" in texts(app)
 
 
@@ -202,7 +206,7 @@ def test_no_loss_scale_for_what_none_multiplies(
 ) -> None:
     app = open_page("gradients", run=stores.finished(store_path), role=role, scale=30)
     assert not app.exception
-    assert not [s for s in app.slider if s.key == "gradients:scale"]
+    assert not [s for s in app.slider if s.key == "widget:scale"]
     assert "as recorded:" in texts(app)
 
 
@@ -282,7 +286,7 @@ def test_an_address_that_asks_for_nonsense(
     app = open_page("gradients", run=stores.finished(store_path), **query)
     assert not app.exception
     # Step 4 is the first bad one; the recorded step nearest to 99 is the last.
-    assert app.select_slider(key="widget:step").value == (11 if "step" in query else 4)
+    assert labelled(app.select_slider, "Step").value == (11 if "step" in query else 4)
 
 
 def test_search_and_order(store_path: Path, open_page: Open) -> None:
@@ -306,10 +310,10 @@ def test_play_moves_on_and_stops_at_the_end(
     app = open_page("gradients", run=run)
     monkeypatch.setattr("app.gradients.PLAY_EVERY_S", 0.0)
     next(b for b in app.button if b.label == "Play").click().run()
-    seen = [app.select_slider(key="widget:step").value]
+    seen = [labelled(app.select_slider, "Step").value]
     for _ in range(4):
         app.run()
-        seen.append(app.select_slider(key="widget:step").value)
+        seen.append(labelled(app.select_slider, "Step").value)
     assert not app.exception
     assert seen[-1] == 9
     assert seen == sorted(seen)

@@ -42,6 +42,18 @@ def test_home_says_whose_a_run_is_and_stops_it(store_path: Path, open_page: Open
     assert not is_asked(store_path, ended)
 
 
+def test_the_queued_precision_of_a_probe_is_stopped_alone(
+    store_path: Path, open_page: Open
+) -> None:
+    spec = replace(stores.SPEC, group="g1")
+    running = stores.running(store_path, spec)
+    queued = stores.queued(store_path, replace(spec, precision="bf16"))
+    app = open_page("home")
+    next(b for b in app.button if b.key == f"stop-{queued}").click().run()
+    assert is_asked(store_path, queued)
+    assert not is_asked(store_path, running)
+
+
 def test_all_runs_are_stopped_from_the_command_line(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     running, ended = stores.running(store), stores.finished(store)

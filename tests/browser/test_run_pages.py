@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import expect
@@ -14,6 +17,7 @@ from ampscope.records import Role
 from ampscope.store.reader import Reader
 from app.states import KEYS
 from tests.helpers import browser, script_stores, stores
+from tests.helpers.synthetic_run import add_step, module_paths
 
 pytestmark = pytest.mark.browser
 
@@ -189,3 +193,45 @@ def test_no_tool_bar_lies_on_a_legend(
     browser_page.locator(".js-plotly-plot .legendtext").first.wait_for(state="visible")
     assert browser_page.locator(".js-plotly-plot .modebar-group").count()
     assert browser_page.evaluate(COVERED) == []
+
+
+FOLLOWING_S = 30.0  # as long as a person watches a run that goes on
+SLIDERS = """() => Object.fromEntries(
+    [...document.querySelectorAll('[data-testid=stMain] input[type=range]')].map(
+        slider => [slider.getAttribute('aria-label'), slider.getAttribute('aria-valuetext')]))"""
+
+
+def test_widgets_keep_their_values_while_a_run_goes_on(
+    tmp_path: Path, dashboard: Start, browser_page: Any
+) -> None:
+    """Steps come while the pages draw themselves, so that one drawing overtakes another. Each
+    slider goes on showing what it showed first, and no choice appears in an address."""
+    store = tmp_path / "runs.db"
+    spec = replace(stores.SPEC, steps=1000)
+    writer = stores._recorded(store, spec, module_paths(), 4)
+    url = dashboard(store)
+    tabs = {"gradients": browser_page}
+    for name in ("layers", "loss_scale", "telemetry"):
+        tabs[name] = browser_page.context.new_page()
+    for name, tab in tabs.items():
+        tab.goto(f"{url}/{name}?run={writer.run_id}", wait_until="commit")
+    seen: dict[str, list[tuple[dict[str, str], dict[str, list[str]]]]] = {n: [] for n in tabs}
+    step, drawn_at = 4, 0.0
+    while not drawn_at or time.monotonic() - drawn_at < FOLLOWING_S:
+        add_step(writer, module_paths(), step)
+        writer.flush()
+        step += 1
+        time.sleep(0.7)
+        for name, tab in tabs.items():
+            seen[name].append((tab.evaluate(SLIDERS), parse_qs(urlsplit(tab.url).query)))
+        if not drawn_at and seen["gradients"][-1][0] and seen["layers"][-1][0]:
+            drawn_at = time.monotonic()
+    for name, looks in seen.items():
+        for label in {label for sliders, _ in looks for label in sliders}:
+            shown = {sliders[label] for sliders, _ in looks if label in sliders}
+            assert len(shown) == 1, (name, label, shown)
+        for choice in ("scale", "window", "first", "last"):
+            assert not any(choice in query for _, query in looks), (name, choice)
+    scales = {sliders["Loss scale"] for sliders, _ in seen["gradients"] if sliders}
+    assert scales == {"2^16"}
+    writer.close()
