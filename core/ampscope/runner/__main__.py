@@ -51,7 +51,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     import torch
 
     from ampscope.policy.autocast_lists import resolve
-    from ampscope.runner.device import choose_device, describe, sample_telemetry
+    from ampscope.runner.device import choose_device, describe, sample_telemetry, uuid_of
     from ampscope.runner.probe import preload
 
     device = choose_device(spec.device)
@@ -60,9 +60,9 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     for precision in spec.precisions:
         resolve(precision, device.type)
     machine = describe(spec, device)
-    writer.wait_for(machine)
+    writer.locate(machine)
     preload(device)
-    with turn(writer, store, machine, watchdog):
+    with turn(writer, store, machine, watchdog, uuid_of(device)):
         with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
         return f"{note} {readings.note}".strip()
@@ -77,7 +77,7 @@ def _work(
 
     if not spec.is_training:
         return measure(spec, device, writer, is_cancelled)
-    limit_memory(spec.memory_limit_mib)
+    limit_memory(spec.memory_limit_mib, device.type)
     policy = choose_policy(spec.policy, device)
     return drive(spec, prepare(spec, device), policy, writer, is_cancelled).note
 

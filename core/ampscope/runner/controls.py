@@ -31,6 +31,7 @@ from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner import interventions
+from ampscope.runner.device import has_cuda
 from ampscope.source_lines import SourceLines, line_name
 
 # Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
@@ -332,7 +333,7 @@ def _is_wanted(names: ModulePaths, module: nn.Module, wanted: set[str]) -> bool:
 def _autocast_off() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast("cpu", enabled=False))
-        if torch.cuda.is_available():
+        if has_cuda():
             stack.enter_context(torch.autocast("cuda", enabled=False))
         yield
 
@@ -467,7 +468,7 @@ class HalfRequests:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note the script's own calls; with a CUDA device there is nothing to explain."""
-        if torch.cuda.is_available():
+        if has_cuda():
             yield
             return
         with Patches() as patches:
@@ -499,7 +500,7 @@ def _changed_lists(text: str) -> Iterator[None]:
     """Some ops on another list, under autocast on either device."""
     changes = list_changes(text)
     with contextlib.ExitStack() as stack:
-        for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for device_type in ("cpu", "cuda") if has_cuda() else ("cpu",):
             stack.enter_context(custom_lists(changes, device_type))
         yield
 

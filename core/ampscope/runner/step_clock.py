@@ -37,7 +37,7 @@ def main(steps: int, out: Path, script: str) -> None:
         first[:] = first or [id(optimizer)]
         if id(optimizer) != first[0]:
             return  # of several optimizers the first one's steps are the iterations
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             torch.cuda.synchronize()
         times.append(time.perf_counter())
         if len(times) > steps + 1:
