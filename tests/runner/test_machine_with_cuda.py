@@ -7,6 +7,7 @@ multiprocessing, "poison fork"; CUDA C Programming Guide, "CUDA Environment Vari
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def runner(site: Path) -> Iterator[Runner]:
     with ScriptRuns(spec(), site / "runs.db") as runs:
         yield Runner(runs)
+
+
+PLACED = """class Placed(torch.nn.Parameter):
+    device = property(lambda tensor: torch.device("cuda", 0))
+"""
 
 
 def calls(out: bytes) -> list[str]:
@@ -126,8 +132,7 @@ def test_a_script_is_on_the_gpu_that_its_parameters_are_on(runner: Runner, tmp_p
     """Of two; the current device is not asked. ``Placed`` says so of parameters on the CPU."""
     text = f"""
 {SHOW}
-class Placed(torch.nn.Parameter):
-    device = property(lambda tensor: torch.device("cuda", 0))
+{PLACED}
 torch.cuda.init()
 w = Placed(torch.ones(4))
 o = torch.optim.SGD([w], 0.1, foreach=False)
@@ -303,3 +308,31 @@ def test_an_allocator_that_knows_no_limit_ends_no_training(
     monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())
     with pytest.warns(UserWarning, match="The memory limit does not hold: CUDAPluggable"):
         device.limit_memory(1, "cuda")
+
+
+@pytest.mark.parametrize("made", ["torch.nn.Parameter", "Placed"])
+def test_the_clock_of_a_script_waits_for_the_gpu_of_its_parameters(
+    tmp_path: Path, made: str
+) -> None:
+    """A script on the CPU waits for none: to wait starts CUDA."""
+    script = f"""
+import torch
+{PLACED}
+w = {made}(torch.ones(4))
+o = torch.optim.SGD([w], 0.1, foreach=False)
+for _ in range(9):
+    o.zero_grad(); w.square().sum().backward(); o.step()
+"""
+    path, out = write_script(tmp_path, "train.py", script), tmp_path / "out"
+    text = f"""
+import torch
+from pathlib import Path
+from ampscope.runner import step_clock
+torch.cuda.is_available = lambda: True
+torch.cuda.synchronize = lambda *device: print("waits for", *device)
+step_clock.main(3, Path({str(out)!r}), {str(path)!r})
+"""
+    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, check=True)
+    assert len(json.loads(out.read_text())) == 3
+    waits = ran.stdout.decode().splitlines()
+    assert set(waits) == ({"waits for cuda:0"} if made == "Placed" else set())

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -55,14 +56,15 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     from ampscope.runner.probe import preload
 
     device = choose_device(spec.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events and allocations without a device are meant for it
     for precision in spec.precisions:
         resolve(precision, device.type)
-    machine = describe(spec, device)
-    writer.locate(machine)
+    machine, uuid = describe(spec, device), uuid_of(device)
+    # In the queue a GPU goes by its UUID: "cuda:0" may be another one for the run in front.
+    writer.locate(replace(machine, device=f"cuda {uuid}") if uuid else machine)
     preload(device)
-    with turn(writer, store, machine, watchdog, uuid_of(device)):
+    with turn(writer, store, machine, watchdog, uuid):
+        if device.type == "cuda":  # not before: it takes memory there
+            torch.cuda.set_device(device)  # what names no device is meant for this one
         with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
         return f"{note} {readings.note}".strip()
