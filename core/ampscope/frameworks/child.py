@@ -24,7 +24,7 @@ def main() -> None:
 def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> str:
     adapter = load(spec.framework)
     machine = adapter.machine(spec)
-    writer.locate(machine)
+    writer.wait_for(machine)
     writing = Writing(writer, keeps_evidence=False)
     recorder = Recorder(spec.cadence, writing.write_if_due)
     with turn(writer, store, machine, watchdog):

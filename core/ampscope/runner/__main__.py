@@ -60,7 +60,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
         resolve(precision, device.type)
     machine, uuid = describe(spec, device), uuid_of(device)
     # In the queue a GPU goes by its UUID: "cuda:0" may be another one for the run in front.
-    writer.locate(replace(machine, device=f"cuda {uuid}") if uuid else machine)
+    writer.wait_for(replace(machine, device=f"cuda {uuid}") if uuid else machine)
     preload(device)
     with turn(writer, store, machine, watchdog, uuid):
         if device.type == "cuda":  # not before: it takes memory there

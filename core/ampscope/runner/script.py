@@ -325,7 +325,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
         if not has_gpu or str(device) == machine.device:
             return False
         machine = machine_of_script(spec, device)
-        writer.locate(machine)
+        writer.wait_for(machine)
         return True
 
     def stepped(recorder: ScriptRecorder) -> None:
@@ -339,7 +339,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
         taken = of_one_rank(store, run_id, result.observations, wanted)
         observations = taken or result.observations
         if taken and not result.outcome.steps:
-            writer.locate(machine_of_rank(store, run_id, outcome_of(taken).rank) or machine)
+            writer.wait_for(machine_of_rank(store, run_id, outcome_of(taken).rank) or machine)
         elif result.outcome.steps or not result.processes:
             located(result.device)
         writing.write(observations, result.measured, last=True)

@@ -237,8 +237,9 @@ class RunRow:
         pid = os.getpid()
         self._update(pid=pid, pid_started=process_start_time(pid), heartbeat=time.time())
 
-    def locate(self, machine: records.Machine) -> None:
-        """Say where the run takes place: while it waits for its turn there, or once that shows."""
+    def wait_for(self, machine: records.Machine) -> None:
+        """Say where the run takes place: while it waits for its turn there, or when its model has
+        moved to another device."""
         self._update(machine=_as_json(machine), heartbeat=time.time())
 
     def start(self, machine: records.Machine) -> None:
