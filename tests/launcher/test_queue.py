@@ -8,15 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
+from ampscope.errors import Cancelled
 from ampscope.launcher.launch import follow, launch
-from ampscope.records import Cadence, RunSpec, State
-from ampscope.runner.child_frame import device_turn, lock_path
+from ampscope.records import Cadence, Machine, RunSpec, State
+from ampscope.runner import __main__, device, probe
+from ampscope.runner.child_frame import Watchdog, device_turn, lock_path, turn
 from ampscope.store.reader import Reader
-from ampscope.store.writer import request_cancel
+from ampscope.store.writer import RunWriter, request_cancel
+from ampscope.telemetry.sampler_process import Readings
 from tests.helpers.child_runs import wait_until, workload_file
 
 QUIET = Cadence(0, 0, 0)
@@ -102,6 +107,50 @@ def test_a_killed_holder_frees_the_device() -> None:
 def test_another_device_is_free_meanwhile() -> None:
     with device_turn("cuda:0", lambda: True), device_turn("cuda:1", lambda: True):
         assert lock_path("cuda:0") != lock_path("cuda:1")
+
+
+@pytest.mark.parametrize(("uuid", "waits"), [("GPU-aaaa", True), ("GPU-bbbb", False)])
+def test_a_gpu_has_one_lock_under_all_its_names(tmp_path: Path, uuid: str, waits: bool) -> None:
+    """Which GPU "cuda:0" is depends on CUDA_VISIBLE_DEVICES; its UUID does not."""
+    store = tmp_path / "runs.db"
+    writer = RunWriter.create(store, RunSpec("gpt"))
+    asked = iter([False, False, True])  # whether the run is to be cancelled
+
+    with device_turn("GPU-aaaa", lambda: True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "beat", lambda: next(asked))
+        machine = Machine("cuda:0", "NVIDIA H100", "cuda")
+        turned = turn(writer, store, machine, Watchdog(writer, 60.0), uuid)
+        with pytest.raises(Cancelled) if waits else nullcontext(), turned:
+            pass
+    assert next(asked, None) is (None if waits else False)
+    writer.close()
+
+
+def test_a_probe_on_a_gpu_waits_under_its_uuid_and_takes_nothing_of_it_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second GPU: that it becomes the current device takes memory there."""
+    store = tmp_path / "runs.db"
+    writer = RunWriter.create(store, RunSpec("gpt", precision="fp16"))
+    done: list[tuple[str, str]] = []
+
+    def note(what: str) -> None:
+        with Reader(store) as reader:
+            machine = reader.run(writer.run_id).machine
+        done.append((what, "" if machine is None else machine.device))
+
+    machine = Machine("cuda:1", "NVIDIA H100", "cuda")
+    monkeypatch.setattr(device, "choose_device", lambda name: torch.device("cuda", 1))
+    monkeypatch.setattr(device, "describe", lambda *args: machine)
+    monkeypatch.setattr(device, "uuid_of", lambda where: "aaaa")
+    monkeypatch.setattr(device, "sample_telemetry", lambda *args: Readings())
+    monkeypatch.setattr(probe, "preload", lambda where: note("loads"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda where: note("takes"))
+    monkeypatch.setattr(__main__, "_work", lambda *args: note("works") or "")
+    with Watchdog(writer, 60.0) as watchdog:
+        __main__._run(writer, RunSpec("gpt", precision="fp16"), store, watchdog)
+    writer.close()
+    assert done == [("loads", "cuda aaaa"), ("takes", "cuda:1"), ("works", "cuda:1")]
 
 
 def test_leaving_the_queue_by_an_exception_holds_no_lock() -> None:

@@ -57,6 +57,18 @@ def reader_of(gpu: Mapping[str, object], **more: object) -> GpuReader:
     return GpuReader("cuda:0", "aaaa", OWN, Nvml((gpu,), **more))  # type: ignore[arg-type]
 
 
+def test_without_a_uuid_no_gpu_is_taken_for_the_one_in_use() -> None:
+    """The numbers of torch and of NVML are not in the same order."""
+    with pytest.raises(DeviceLost, match="cuda:1 could not be read beside the run"):
+        GpuReader("cuda:1", "", OWN, Nvml((BESIDE, BESIDE)))
+
+
+def test_a_mig_slice_is_found_by_its_uuid() -> None:
+    """CUDA names a slice by a UUID of its own, without the prefix."""
+    nvml = Nvml((BESIDE,), uuids=("MIG-aaaa",))
+    assert GpuReader("cuda:0", "aaaa", OWN, nvml).read(0.0)["power_w"] == 118.4
+
+
 def test_every_quantity_in_its_unit() -> None:
     reader = reader_of(BESIDE)
     reader.read(0.0)

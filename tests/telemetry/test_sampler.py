@@ -23,7 +23,7 @@ from ampscope.store.writer import RunWriter, delete_run
 from ampscope.telemetry.sampler import Sampler
 from ampscope.telemetry.sampler_process import beside
 from ampscope.telemetry.values import DeviceLost, Values
-from tests.helpers import stores
+from tests.helpers import recorded_cuda, stores
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
 PATIENCE_S = 20.0  # for a process on a loaded machine
@@ -68,7 +68,7 @@ def test_readings_are_there_when_the_sampler_has_been_stopped(
     run: RunWriter, as_child: bool
 ) -> None:
     begun = time.time()
-    with beside(run.path, run.run_id, "cpu", as_child=as_child) as readings:
+    with beside(run.path, run.run_id, as_child=as_child) as readings:
         until(lambda: len(samples(run)) > 8, "no transaction")
         if not as_child:
             (sampler,) = sampler_of(run)
@@ -87,17 +87,36 @@ def test_readings_are_there_when_the_sampler_has_been_stopped(
 
 def test_off_starts_nothing(run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPSCOPE_TELEMETRY", "0")
-    with beside(run.path, run.run_id, "cpu") as readings:
+    with beside(run.path, run.run_id) as readings:
         assert not sampler_of(run)
     assert (samples(run), readings.note) == ([], "")
 
 
 def test_a_machine_without_nvml_gets_one_sentence_and_its_cpu(run: RunWriter) -> None:
-    with beside(run.path, run.run_id, "cuda:0", "GPU-0000") as readings:
+    with beside(run.path, run.run_id) as readings:
+        readings.add("cuda:0", "GPU-0000")
         until(lambda: samples(run), "no transaction")
     assert readings.note.startswith("cuda:0 could not be read beside the run: ")
     assert readings.note.count(".") == 1
     assert {s.device for s in samples(run)} == {"cpu"}
+
+
+def test_a_gpu_is_read_from_when_it_is_known(
+    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its UUID, beside the CPU, which is read on without a gap."""
+    recorded_cuda.in_children(tmp_path / "site", monkeypatch)
+    with beside(run.path, run.run_id) as readings:
+        until(lambda: samples(run), "no transaction")
+        asked = time.time()
+        readings.add("cuda:0", recorded_cuda.UUIDS[1])
+        until(lambda: "cuda:0" in {s.device for s in samples(run)}, "not read")
+    found = samples(run)
+    gpu = [s for s in found if s.device == "cuda:0"]
+    assert readings.note == ""
+    assert all(s.at >= asked and s.power_w == 118.4 for s in gpu)
+    at = sorted(s.at for s in found if s.device == "cpu")
+    assert max(b - a for a, b in itertools.pairwise(at)) < 1.0
 
 
 @pytest.mark.parametrize("as_child", [True, False])
@@ -107,7 +126,7 @@ def test_it_ends_with_a_process_that_is_killed(run: RunWriter, as_child: bool) -
 import os, time
 from pathlib import Path
 from ampscope.telemetry.sampler_process import beside
-readings = beside(Path({str(run.path)!r}), {run.run_id!r}, "cpu", as_child={as_child})
+readings = beside(Path({str(run.path)!r}), {run.run_id!r}, as_child={as_child})
 if os.fork() == 0:
     time.sleep({PATIENCE_S})
     os._exit(0)
@@ -127,7 +146,7 @@ time.sleep({PATIENCE_S})
 
 @pytest.mark.parametrize("ending", ["finished", "deleted"])
 def test_it_ends_with_the_run(run: RunWriter, ending: str) -> None:
-    readings = beside(run.path, run.run_id, "cpu")
+    readings = beside(run.path, run.run_id)
     until(lambda: samples(run), "no transaction")
     if ending == "finished":
         run.finish(State.FINISHED)
@@ -149,7 +168,7 @@ def is_zombie(pid: int) -> bool:
 
 def test_a_store_that_fails_is_a_sentence(run: RunWriter, tmp_path: Path) -> None:
     (tmp_path / "no store").write_text("nothing of the kind")
-    readings = beside(tmp_path / "no store", run.run_id, "cpu")
+    readings = beside(tmp_path / "no store", run.run_id)
     until(lambda: readings._process is None or readings._process.poll() is not None, "goes on")
     assert readings.stop().startswith("The machine's readings end early: ")
 

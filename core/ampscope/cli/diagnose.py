@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 
 from ampscope.cli import stopping
-from ampscope.cli.options import leave_out_option, store_option
+from ampscope.cli.options import leave_out_option, memory_limit_option, store_option
 from ampscope.control import INTERVENTIONS, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.diagnosis.load import judge_again
@@ -116,7 +116,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
             "from there on.",
         ),
         click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run."),
-        click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit."),
+        memory_limit_option,
         click.option(
             "--policy",
             type=click.Choice(("auto", "native", "cuda")),

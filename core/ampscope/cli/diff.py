@@ -27,7 +27,7 @@ from ampscope.cli.diagnose import (
     checked_script,
     reason_of,
 )
-from ampscope.cli.options import leave_out_option, store_option
+from ampscope.cli.options import leave_out_option, memory_limit_option, store_option
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
@@ -98,7 +98,7 @@ def _positional(given: Mapping[str, Any]) -> list[str]:
 @click.option("--seeds", default=0, show_default=True, help="Further runs of A with other seeds.")
 @click.option("--steps", default=STEPS, show_default=True, help="Optimizer steps at most.")
 @click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run.")
-@click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit.")
+@memory_limit_option
 @click.option("--policy", type=click.Choice(("native", "cuda")), default="native",
               show_default=True, help="On a CPU: its own rules, or CUDA's, rehearsed.")  # fmt: skip
 @click.option(

@@ -35,6 +35,11 @@ leave_out_option = click.option(
     expose_value=False,
     help="Do not record the script's arguments, the machine's name, paths, lines of source.",
 )
+memory_limit_option = click.option(
+    "--memory-limit",
+    default=0,
+    help="MiB that a run may take: of private memory on a CPU, of each GPU on CUDA; 0 is no limit.",
+)
 store_option = click.option(
     "--store",
     type=click.Path(path_type=Path),

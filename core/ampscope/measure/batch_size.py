@@ -34,6 +34,7 @@ from ampscope.measure.comparison import Limit, batch_of, batch_size, timed_step
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.timing import summary
 from ampscope.records import BatchPrediction, BatchTrial, LargestBatch, RunSpec
+from ampscope.runner.device import limit_memory
 from ampscope.runner.probe import prepare
 from ampscope.runner.training import training_step
 from ampscope.store.writer import RunWriter
@@ -49,9 +50,9 @@ def measure(
 ) -> str:
     """Search for every precision in turn; one sentence on what was not proved."""
     limit = Limit(spec.time_limit_s)
-    trials = Trials(device, _cpu_limit(spec) if device.type == "cpu" else 0)
+    trials = Trials(device, _bound(spec, 0) if device.type == "cpu" else 0)
     free_at_first = trials.free_bytes() if device.type == "cuda" else 0
-    limit_bytes = free_at_first or _cpu_limit(spec)
+    limit_bytes = _bound(spec, free_at_first)
     notes = []
     for place, name in enumerate(spec.precisions):
         share = limit.left_s() / (len(spec.precisions) - place)
@@ -72,10 +73,12 @@ def measure(
     return " ".join(notes)
 
 
-def _cpu_limit(spec: RunSpec) -> int:
-    if not spec.memory_limit_mib:
+def _bound(spec: RunSpec, free_bytes: int) -> int:
+    """Bytes that training may take: those asked for, of a GPU no more than its ``free_bytes``."""
+    bounds = [bound for bound in (spec.memory_limit_mib * 2**20, free_bytes) if bound]
+    if not bounds:
         raise BadInput("On a CPU say how much memory training may take: --memory-limit MIB.")
-    return spec.memory_limit_mib * 2**20
+    return min(bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +344,9 @@ def attempt(spec: RunSpec, device_name: str, samples: int, limit_bytes: int) -> 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     samples = samples or _own_samples(spec, device)
-    if limit_bytes and device.type == "cpu":
+    if device.type == "cuda":
+        limit_memory(spec.memory_limit_mib, "cuda")
+    elif limit_bytes:
         _limit(limit_bytes)
     try:
         return _tried(spec, device, samples)

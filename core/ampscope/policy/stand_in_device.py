@@ -64,12 +64,9 @@ _ON_CUDA_ALONE: Final = (
 
 
 @contextlib.contextmanager
-def stand_in(profile: DeviceProfile) -> Iterator[StandInDevice | None]:
-    """A script finds one CUDA device inside; after it torch is as before. Does nothing, and yields
-    None, where there is a real one."""
-    if torch.cuda.is_available():
-        yield None
-        return
+def stand_in(profile: DeviceProfile) -> Iterator[StandInDevice]:
+    """A script finds one CUDA device inside; after it torch is as before. For a machine without a
+    real one: whether there is one is not asked here, which would start CUDA."""
     mode = StandInDevice()
     with contextlib.ExitStack() as stack:
         patches = stack.enter_context(Patches())

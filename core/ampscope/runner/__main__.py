@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -51,18 +52,19 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     import torch
 
     from ampscope.policy.autocast_lists import resolve
-    from ampscope.runner.device import choose_device, describe, sample_telemetry
+    from ampscope.runner.device import choose_device, describe, sample_telemetry, uuid_of
     from ampscope.runner.probe import preload
 
     device = choose_device(spec.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events and allocations without a device are meant for it
     for precision in spec.precisions:
         resolve(precision, device.type)
-    machine = describe(spec, device)
-    writer.wait_for(machine)
+    machine, uuid = describe(spec, device), uuid_of(device)
+    # In the queue a GPU goes by its UUID: "cuda:0" may be another one for the run in front.
+    writer.wait_for(replace(machine, device=f"cuda {uuid}") if uuid else machine)
     preload(device)
-    with turn(writer, store, machine, watchdog):
+    with turn(writer, store, machine, watchdog, uuid):
+        if device.type == "cuda":  # not before: it takes memory there
+            torch.cuda.set_device(device)  # what names no device is meant for this one
         with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
         return f"{note} {readings.note}".strip()
@@ -77,7 +79,7 @@ def _work(
 
     if not spec.is_training:
         return measure(spec, device, writer, is_cancelled)
-    limit_memory(spec.memory_limit_mib)
+    limit_memory(spec.memory_limit_mib, device.type)
     policy = choose_policy(spec.policy, device)
     return drive(spec, prepare(spec, device), policy, writer, is_cancelled).note
 

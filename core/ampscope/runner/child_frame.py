@@ -40,7 +40,8 @@ POLL_S = 0.1
 
 
 def lock_path(device: str) -> Path:
-    """Lock file of a device, shared by all of this user's stores."""
+    """Lock file of a device, shared by all of this user's stores. A GPU is named by its UUID:
+    "cuda:0" is another one in every process that has CUDA_VISIBLE_DEVICES set."""
     return private_folder() / f"{device.replace(':', '-')}.lock"
 
 
@@ -192,10 +193,12 @@ def run_queued(store: Path, run_id: str, work: Work, sentence: Sentence) -> int:
 
 
 @contextlib.contextmanager
-def turn(writer: RunWriter, store: Path, machine: Machine, watchdog: Watchdog) -> Iterator[None]:
+def turn(
+    writer: RunWriter, store: Path, machine: Machine, watchdog: Watchdog, uuid: str = ""
+) -> Iterator[None]:
     """Hold the machine's device once the queue allows it; the run and its clock start then.
 
-    Raises Cancelled when the run is cancelled before.
+    ``uuid``: of the device, if that is a GPU. Raises Cancelled when the run is cancelled before.
     """
     with Reader(store) as reader:
 
@@ -208,7 +211,7 @@ def turn(writer: RunWriter, store: Path, machine: Machine, watchdog: Watchdog) -
                 raise Cancelled(NOT_BEGUN)
             return True
 
-        with device_turn(machine.device, is_next):
+        with device_turn(uuid or machine.device, is_next):
             writer.start(machine)
             watchdog.start_clock()
             yield

@@ -31,6 +31,7 @@ from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner import interventions
+from ampscope.runner.device import has_cuda
 from ampscope.source_lines import SourceLines, line_name
 
 # Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
@@ -285,6 +286,7 @@ def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
 # and one that raises every tiny epsilon.
 
 
+AUTOCAST_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
 
 
@@ -331,9 +333,9 @@ def _is_wanted(names: ModulePaths, module: nn.Module, wanted: set[str]) -> bool:
 @contextlib.contextmanager
 def _autocast_off() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        if torch.cuda.is_available():
-            stack.enter_context(torch.autocast("cuda", enabled=False))
+        for kind in AUTOCAST_KINDS:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
@@ -467,7 +469,7 @@ class HalfRequests:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note the script's own calls; with a CUDA device there is nothing to explain."""
-        if torch.cuda.is_available():
+        if has_cuda():
             yield
             return
         with Patches() as patches:
@@ -499,7 +501,7 @@ def _changed_lists(text: str) -> Iterator[None]:
     """Some ops on another list, under autocast on either device."""
     changes = list_changes(text)
     with contextlib.ExitStack() as stack:
-        for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for device_type in ("cpu", "cuda"):
             stack.enter_context(custom_lists(changes, device_type))
         yield
 

@@ -10,7 +10,6 @@ queued run to the recorded outcome.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -39,10 +38,9 @@ from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.compiled_recorder import CompiledRecorder
 from ampscope.runner.controls import applied
 from ampscope.runner.device import (
-    choose_device,
-    choose_policy,
-    describe,
     limit_memory,
+    machine_of_script,
+    read_too,
     sample_telemetry,
 )
 from ampscope.runner.private_files import adopted
@@ -50,7 +48,13 @@ from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
 from ampscope.runner.script_ending import Enough, end_python, hard_limit_s, limit_reached, raised
 from ampscope.runner.script_main import Stage, stage, without_compiling
-from ampscope.runner.script_ranks import Processes, Ranks, of_one_rank, steps_of_ranks
+from ampscope.runner.script_ranks import (
+    Processes,
+    Ranks,
+    machine_of_rank,
+    of_one_rank,
+    steps_of_ranks,
+)
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import SEED, execute, folder_of
 from ampscope.script_ends import ending, passed_limit
@@ -72,6 +76,7 @@ class ScriptResult:
     outcome: Outcome  # the last of the observations
     traceback: str
     processes: int  # that the script started
+    device: torch.device  # where its parameters are
 
 
 def _ignore(_: object) -> None:
@@ -280,7 +285,8 @@ class _Run:
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)
         measured = self.recorder.histograms.take()
-        return ScriptResult(observations, measured, outcome, text, self.processes.started)
+        started = self.processes.started
+        return ScriptResult(observations, measured, outcome, text, started, recorder.device)
 
     def _end(self, result: ScriptResult) -> ScriptResult:
         """Only the script's own process goes on from here; a fork of it ends like any Python."""
@@ -311,12 +317,31 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     writer, store, spec = run.writer, run.store, run.spec
     writing = ScriptWriting(writer)
     readings = Readings()
+    machine: Machine  # until the script has shown where it is, what is known before
+
+    def located(device: torch.device) -> bool:
+        """Whether the run has just shown that it is on another device than was known."""
+        nonlocal machine
+        if not has_gpu or str(device) == machine.device:
+            return False
+        machine = machine_of_script(spec, device)
+        writer.wait_for(machine)
+        return True
+
+    def stepped(recorder: ScriptRecorder) -> None:
+        if located(recorder.device) and spec.control == BASELINE:
+            read_too(readings, recorder.device)
+        writing.write_if_due(recorder)
 
     def written(result: ScriptResult) -> tuple[State, str]:
         judged = dict(spec.settings).get(JUDGED_RANK)
         wanted = None if judged is None else int(judged)
         taken = of_one_rank(store, run_id, result.observations, wanted)
         observations = taken or result.observations
+        if taken and not result.outcome.steps:
+            writer.wait_for(machine_of_rank(store, run_id, outcome_of(taken).rank) or machine)
+        elif result.outcome.steps or not result.processes:
+            located(result.device)
         writing.write(observations, result.measured, last=True)
         return ending(outcome_of(observations), spec, result.processes)
 
@@ -328,16 +353,17 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
 
     state, message, details = State.FINISHED, "", ""
     try:
-        limit_memory(spec.memory_limit_mib)
+        machine = machine_of_script(spec)
+        has_gpu = machine.policy == "cuda"
+        limit_memory(spec.memory_limit_mib, "cuda" if has_gpu else "cpu")
         with _Watchdog(store, writer, writing, spec) as watchdog:
-            machine = _machine(spec)
             writer.start(machine)
             if spec.control == BASELINE:
                 device = torch.device(machine.device)
                 readings = sample_telemetry(store, run_id, device, as_child=False)
             watchdog.start_clock()
             cancelled = watchdog.cancelled.is_set
-            following = Following(writing.write_if_due, leaves_at_once, cancelled, run.notes)
+            following = Following(stepped, leaves_at_once, cancelled, run.notes)
             ranks = Ranks(store, run_id, spec, machine.policy)
             result = run_script(spec, machine.policy, following, ranks)
             (state, message), details = written(result), result.traceback
@@ -411,12 +437,6 @@ def _place(lines: SourceLines) -> str:
     name = frame.f_code.co_name
     inside = "" if name.startswith("<") else f"in {name} "
     return f", {inside}at {line_name((frame.f_code.co_filename, frame.f_lineno))}"
-
-
-def _machine(spec: RunSpec) -> Machine:
-    device = choose_device("auto")
-    policy = choose_policy("cuda" if spec.policy == "cuda" else "native", device)
-    return dataclasses.replace(describe(spec, device), policy=policy)
 
 
 def settle(out: Path, err: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from ampscope.patches import Patches
 from ampscope.runner.controls import HalfRequests
+from ampscope.runner.device import has_cuda
 from ampscope.source_lines import SourceLines, line_name
 
 
@@ -46,7 +47,7 @@ class CudaRequests:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note and, under a rehearsal, redirect; nothing where there is a CUDA device."""
-        if torch.cuda.is_available():
+        if has_cuda():
             yield
             return
         with Patches() as patches:

@@ -37,7 +37,7 @@ from ampscope.analysis.ranks import first_at_fault
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
-from ampscope.records import RunInfo, RunSpec, State
+from ampscope.records import Machine, RunInfo, RunSpec, State
 from ampscope.runner.private_files import rejoin
 from ampscope.runner.script_text import execute, module_of, put_folder_first
 from ampscope.script_ends import MAX_TEXT
@@ -45,6 +45,8 @@ from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
 
 if TYPE_CHECKING:
+    import torch
+
     from ampscope.runner.script import ScriptResult
     from ampscope.runner.script_recorder import ScriptRecorder
     from ampscope.store.writer import RunWriter
@@ -240,6 +242,13 @@ def of_one_rank(
 _ERRORS = [f for f in dataclasses.fields(Outcome) if f.name.startswith(("error_", "exit_"))]
 
 
+def machine_of_rank(store: Path, run_id: str, rank: int) -> Machine | None:
+    """Where a rank of the run was."""
+    with Reader(store) as reader:
+        ranks = reader.group(group_of(run_id))
+    return next((r.machine for r in ranks if r.spec.rank == rank), None)
+
+
 def _ended_ranks(reader: Reader, run_id: str, wait_s: float) -> list[RunInfo]:
     """Those that have trained first, by rank. One that is about to end gets ``wait_s`` for it."""
     deadline = time.monotonic() + wait_s
@@ -283,7 +292,9 @@ class _Record:
     """The run of one rank; it is registered with the first optimizer step. ``ranks`` follow what a
     launcher starts, whose error is no more than that a rank had one."""
 
-    def __init__(self, ticket: Ticket, spec: RunSpec, machine: Any, ranks: Ranks | None) -> None:
+    def __init__(
+        self, ticket: Ticket, spec: RunSpec, machine: Machine | None, ranks: Ranks | None
+    ) -> None:
         self._ticket = ticket
         self._spec = dataclasses.replace(spec, parent=ticket.run_id, group=group_of(ticket.run_id))
         self._machine = machine
@@ -293,7 +304,7 @@ class _Record:
 
     def step(self, recorder: ScriptRecorder) -> None:
         """An optimizer step ended, taken or skipped."""
-        self._open()
+        self._open(recorder.device)
         self._writing.write_if_due(recorder)
 
     def close(self, result: ScriptResult) -> None:
@@ -304,22 +315,25 @@ class _Record:
         failed = outcome.ended == "exception" and not launched
         if self._writer is None and not trains and not failed:
             return
-        self._open()
+        self._open(result.device)
         self._writing.write(result.observations, result.measured, last=True)
         assert self._writer is not None
         self._writer.finish(State.FINISHED, "", result.traceback)
         self._writer.close()
 
-    def _open(self) -> None:
+    def _open(self, device: torch.device) -> None:
         if self._writer is not None:
             return
+        from ampscope.runner.device import machine_of_script
         from ampscope.runner.script_recorder import ScriptWriting
         from ampscope.store.writer import RunWriter
 
         rank, world = _place(self._ticket)
         spec = dataclasses.replace(self._spec, rank=rank, world=world)
         self._writer = RunWriter.create(Path(self._ticket.store), spec)
-        self._writer.start(self._machine)
+        # On a machine with GPUs each rank has its own.
+        machine = None if self._ticket.policy == "cuda" else self._machine
+        self._writer.start(machine or machine_of_script(spec, device))
         self._writing = ScriptWriting(self._writer)
 
 
@@ -338,6 +352,7 @@ def follow(ticket: Ticket, action: Callable[[], Any], *, launches: bool = False)
     """Call ``action`` under the watch and the launching run's control; returns what it returns, and
     raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
     the processes that it starts are followed in turn."""
+    from ampscope.runner.device import limit_memory
     from ampscope.runner.script import Following, run_action
 
     with_launching_process(bound=ticket.bound)
@@ -346,6 +361,7 @@ def follow(ticket: Ticket, action: Callable[[], Any], *, launches: bool = False)
         launcher = reader.run(ticket.run_id)
     spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
     ranks = Ranks(store, ticket.run_id, spec, ticket.policy) if launches else None
+    limit_memory(spec.memory_limit_mib, "cuda" if ticket.policy == "cuda" else "cpu")
     record = _Record(ticket, spec, launcher.machine, ranks)
     following = Following(record.step, record.close)
     return run_action(spec, ticket.policy, following, action, ranks)

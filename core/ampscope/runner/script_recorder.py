@@ -30,7 +30,7 @@ from ampscope.capture.script.line_uses import LineUses
 from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.optimizer_facts import scan, scan_model
+from ampscope.capture.script.optimizer_facts import parameters_of, scan, scan_model
 from ampscope.capture.script.optimizer_steps import OptimizerSteps, StepInstruments
 from ampscope.capture.script.run_digests import RunDigests
 from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
@@ -98,6 +98,7 @@ class ScriptRecorder:
         self._on_optimizer_step = on_optimizer_step
         self._cpu_s = [0.0, 0.0]  # of this process, at the end of the first step and of the last
         self._steps_timed = 0
+        self._device: torch.device | None = None
         self.sleep = Sleep(skip_to, on_optimizer_step)
 
     def _digesting(self, op_step: int | None) -> StepInstruments:
@@ -269,6 +270,23 @@ class ScriptRecorder:
             self.eval_nonfinite, self.eval_module = True, type(module).__name__
             self.eval_taint = taint
 
+    @property
+    def device(self) -> torch.device:
+        """Where the script's parameters are: a GPU, if any of them is there; without parameters the
+        current device. No script is on a GPU that has not started CUDA."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return torch.device("cpu")
+        if self._device is None or self._device.type == "cpu":
+            stepped = (p for optimizer in self.steps.optimizers for p in parameters_of(optimizer))
+            of_models = (p for model in self.paths.models() for p in model.parameters())
+            places = [p.device for p in (*stepped, *of_models)]
+            on_cuda = (place for place in places if place.type == "cuda")
+            here = torch.device("cpu" if places else "cuda")
+            self._device = next(on_cuda, here)
+            if self._device.type == "cuda" and self._device.index is None:
+                self._device = torch.device("cuda", torch.cuda.current_device())
+        return self._device
+
     def _optimizer_stepped(self, count: int) -> None:
         self._cpu_s[self._steps_timed > 0] = time.process_time()
         self._steps_timed += 1
@@ -311,7 +329,7 @@ class ScriptRecorder:
     @property
     def _step_cpu_s(self) -> float:
         """Unlike the time on the clock it hardly depends on what else runs on the machine."""
-        if self._steps_timed < 2 or _device().type != "cpu":
+        if self._steps_timed < 2 or self.device.type != "cpu":
             return 0.0
         return (self._cpu_s[1] - self._cpu_s[0]) / (self._steps_timed - 1)
 
@@ -351,7 +369,7 @@ class ScriptRecorder:
             flop_dtypes=flop_dtypes,
             flop_counts=flop_counts,
             half_ops=self.precision.half_ops,
-            peak_bytes=peak_bytes(_device()),
+            peak_bytes=peak_bytes(self.device),
             step_cpu_s=self._step_cpu_s,
             gaps=self._gaps(bool(autocast or half)),
             **errors,  # error_* and exit_code, checked by the dataclass
@@ -431,12 +449,6 @@ class Sleep(StepListener):
 def _begins_a_step() -> bool:
     """Whether a call now is a training's forward, and no recomputation within a backward."""
     return torch.is_grad_enabled() and not in_backward() and not torch.compiler.is_compiling()
-
-
-def _device() -> torch.device:
-    """Where the script's memory is."""
-    uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return torch.device("cuda" if uses_cuda else "cpu")
 
 
 # Keeps what a script's run has shown while it goes on: it may be killed at any instant.

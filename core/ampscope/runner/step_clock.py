@@ -37,8 +37,9 @@ def main(steps: int, out: Path, script: str) -> None:
         first[:] = first or [id(optimizer)]
         if id(optimizer) != first[0]:
             return  # of several optimizers the first one's steps are the iterations
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        place = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+        if place is not None and place.type == "cuda":  # it may be none of the first GPU's
+            torch.cuda.synchronize(place)
         times.append(time.perf_counter())
         if len(times) > steps + 1:
             raise _EnoughError

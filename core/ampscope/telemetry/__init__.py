@@ -1,6 +1,6 @@
 """What the machine does while a run takes place: a process of its own, ten readings per second.
 
-    python -m ampscope.telemetry.sampler --store FILE --run ID --pid PID --device cuda:0 --uuid ID
+    python -m ampscope.telemetry.sampler --store FILE --run ID --pid PID
 
 It costs under 1 % of a core (benchmarks/results/sampler_cost.json), so it imports neither torch nor
 NumPy nor the records: a reading is a :class:`~ampscope.telemetry.values.Values` until it is a row

@@ -31,7 +31,7 @@ KILO = 1000  # "in KB/s"
 
 
 class GpuReader:
-    """The GPU with ``uuid`` (or, without one, with that index), under torch's name ``device``."""
+    """The GPU with ``uuid``, a slice of one too, under torch's name ``device``."""
 
     def __init__(
         self, device: str, uuid: str, pid: int, nvml: Nvml | None = None, *, pcie: bool = True
@@ -71,14 +71,12 @@ class GpuReader:
         self._stack.close()
 
     def _handle(self, uuid: str) -> Any:
-        if not uuid:
-            return self._talk.handle(int("".join(filter(str.isdigit, self.device)) or 0))
         names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
         for name in names:
             handle = self._talk.ask(("nvmlDeviceGetHandleByUUID",), name)
             if handle is not None:
                 return handle
-        raise GpuLostError(f"NVML knows no GPU {uuid}")
+        raise GpuLostError(f"NVML knows no GPU {uuid}" if uuid else "torch does not name the GPU")
 
     def _read_fast(self) -> Values:
         def read(field: str) -> Any:

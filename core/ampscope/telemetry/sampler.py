@@ -1,6 +1,7 @@
 """The loop: read every device ten times per second, write once a second, end with the run.
 
-It ends when it is told to (anything on its standard input, or its end), when the run's process is
+A line ``cuda:0 UUID`` on its standard input has it read that GPU too: which one a script uses shows
+while it runs. It ends at any other line and at the end of that input, when the run's process is
 gone, and when the run in the store is no longer active. None of these needs another's help. It is a
 process of its own (see the package), whose standard output is one sentence, or nothing.
 """
@@ -37,7 +38,7 @@ class Sampler:
         self._waiting: dict[str, list[Row]] = {reader.device: [] for reader in self._readers}
 
     def run(self, control: int, pid: int, pid_started: float | None) -> None:
-        """Until one of the three ends. ``control`` is the file number that may say so."""
+        """Until one of the three ends. ``control`` is the file number of the input."""
         from ampscope.store.processes import is_alive
 
         poll = select.poll()
@@ -45,7 +46,11 @@ class Sampler:
         begun = last_write = checked = time.monotonic()
         self._read(begun)
         next_at = begun + EVERY_S
-        while self._readers and not poll.poll(max(0.0, 1000 * (next_at - time.monotonic()))):
+        while self._readers:
+            if poll.poll(max(0.0, 1000 * (next_at - time.monotonic()))):
+                if not self._follow(os.read(control, select.PIPE_BUF), pid):
+                    break
+                continue
             now = time.monotonic()
             next_at = max(next_at + EVERY_S, now)  # one that came late, or a sleep, is not made up
             if now - checked >= CHECK_EVERY_S:
@@ -63,6 +68,21 @@ class Sampler:
         """Close what the readers hold."""
         for reader in self._readers:
             reader.close()
+
+    def _follow(self, lines: bytes, pid: int) -> bool:
+        """Do what the input asks for; False where that is to end."""
+        for line in lines.decode().splitlines() or [""]:
+            device, _, uuid = line.partition(" ")
+            if not device.startswith("cuda"):
+                return False
+            from ampscope.telemetry.gpu import GpuReader  # most runs are on a CPU
+
+            try:
+                self._readers.append(GpuReader(device, uuid, pid))
+                self._waiting[device] = []
+            except DeviceLost as lost:
+                self.notes.append(str(lost))
+        return True
 
     def _read(self, now: float) -> None:
         for reader in tuple(self._readers):
@@ -117,23 +137,13 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--run", required=True)
     parser.add_argument("--pid", type=int, required=True, help="the run's process")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
-    parser.add_argument("--uuid", default="", help="of that GPU")
     options = parser.parse_args()
     started = process_start_time(options.pid)
     notes: list[str] = []
-    readers: list[DeviceReader] = [CpuReader(options.pid)]
-    if options.device.startswith("cuda"):
-        from ampscope.telemetry.gpu import GpuReader
-
-        try:
-            readers.insert(0, GpuReader(options.device, options.uuid, options.pid))
-        except DeviceLost as lost:
-            notes.append(str(lost))
     gc.freeze()  # what was imported stays; a collection need not look at it
     try:
         with SampleRows(options.store, options.run) as rows:
-            sampler = Sampler(rows, readers)
+            sampler = Sampler(rows, [CpuReader(options.pid)])
             sampler.run(sys.stdin.fileno(), options.pid, started)
             notes += sampler.notes
             sampler.close()

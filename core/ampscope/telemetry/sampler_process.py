@@ -1,6 +1,7 @@
 """Start the sampler beside a run, and end it: what a run's own process does.
 
-    with beside(store, run_id, "cpu") as readings:
+    with beside(store, run_id) as readings:
+        readings.add("cuda:0", uuid)         # the GPU, once it is known
         …                                    # the run
     readings.note                            # "" or one sentence on what could not be read
 
@@ -38,6 +39,12 @@ class Readings:
         self._process = process
         self._owner = os.getpid()
 
+    def add(self, device: str, uuid: str) -> None:
+        """Read this GPU too, from here on."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                os.write(self._process.stdin.fileno(), f"{device} {uuid}\n".encode())
+
     def stop(self) -> str:
         """Let it write what it has, and end. Returns the note."""
         process, self._process = self._process, None
@@ -46,7 +53,8 @@ class Readings:
         if os.getpid() != self._owner:  # a fork of the run's process holds the same pipes
             return self.note
         with contextlib.suppress(OSError):  # it has ended by itself
-            os.write(process.stdin.fileno(), b".")  # forks may hold the pipe open: its end is late
+            # Forks may hold the pipe open: its end is late.
+            os.write(process.stdin.fileno(), b".\n")
         with contextlib.suppress(OSError):
             process.stdin.close()
         said = _until_closed(process.stdout.fileno())
@@ -63,10 +71,8 @@ class Readings:
         self.stop()
 
 
-def beside(
-    store: Path, run_id: str, device: str, uuid: str = "", *, as_child: bool = True
-) -> Readings:
-    """Start sampling for the run of this process; returns at once, and never raises.
+def beside(store: Path, run_id: str, *, as_child: bool = True) -> Readings:
+    """Start reading the CPU for the run of this process; returns at once, and never raises.
 
     Without ``as_child`` the sampler is no child of this process, whose code may be a user's:
     a script that waits for any child of its own would wait for it.
@@ -74,7 +80,7 @@ def beside(
     if not is_wanted():
         return Readings()
     command = [sys.executable, "-m", "ampscope.telemetry.sampler", "--store", str(store.absolute())]
-    command += ["--run", run_id, "--pid", str(os.getpid()), "--device", device, "--uuid", uuid]
+    command += ["--run", run_id, "--pid", str(os.getpid())]
     try:
         process = subprocess.Popen(
             command if as_child else [*_NOBODYS, *command],
