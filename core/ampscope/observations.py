@@ -33,7 +33,10 @@ class GradientChange:
 INACCURATE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
 READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked at
 # Texts of torch 2.11 to 2.13: c10/core/impl/alloc_cpu.cpp and CUDACachingAllocator.cpp.
-_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
+_MEMORY = (
+    "can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory",
+    "STATUS_ALLOC_FAILED",  # of cuBLAS and cuDNN
+)  # fmt: skip
 MIN_HAND_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
 COMPILED_FRAMES = "compiled_frames"  # the OpUse that counts what torch.compile compiled
 COMPILED_NOTE = (
