@@ -11,7 +11,9 @@ import pytest
 
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
+from ampscope.diagnosis.cure import judged
 from ampscope.diagnosis.findings import Finding, diagnose
+from ampscope.diagnosis.result import report_of
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
@@ -19,7 +21,7 @@ from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
-from ampscope.records import JUDGED_RANK, RunInfo, RunSpec, State
+from ampscope.records import JUDGED_RANK, Machine, RunInfo, RunSpec, State
 from ampscope.script_ends import ending
 from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
 from tests.helpers.evidence_of_ops import ACTIVATION
@@ -34,7 +36,7 @@ class Info:
     """Of a run: as much as the plan reads."""
 
     id = "run"
-    machine = None
+    machine: Machine | None = None
     state = State.FINISHED
     message = ""
     spec = RunSpec("train.py")
@@ -278,6 +280,54 @@ def test_every_module_in_fp32_gives_way_to_bf16(overflowing: tuple[str, ...]) ->
     cured = [trial for trial in plan.trials if trial.cured]
     assert [(t.control, t.kind) for t in cured] == [("bf16", "use_bf16")]
     assert runs.made.count("bf16") == 1
+
+
+def _machine(capability: str, name: str, policy: str = "cuda") -> Machine:
+    return Machine("cpu" if policy != "cuda" else "cuda:0", name, policy, capability)
+
+
+@pytest.mark.parametrize(
+    ("machine", "rehearsed", "is_offered"),
+    [
+        (_machine("7.5", "Tesla T4"), "", False),
+        (_machine("7.0", "Tesla V100-SXM2-16GB"), "", False),
+        (_machine("7.5", "NVIDIA GTX of another name"), "", False),
+        (_machine("8.0", "NVIDIA A100-SXM4-80GB"), "", True),
+        (_machine("13.0", "A GPU of tomorrow"), "", True),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "t4", False),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "7.0", False),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "h100", True),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "", True),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "no such device", True),
+        (_machine("7.5", "Some CPU", "native"), "t4", True),
+        (None, "", True),
+    ],
+)
+@pytest.mark.parametrize("overflowing", [MODULES, ("a",)])
+def test_bf16_is_a_fix_where_the_gpu_has_it(
+    machine: Machine | None,
+    rehearsed: str,
+    is_offered: bool,
+    overflowing: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU that emulates bf16 is slower in it than in fp32: the modules to keep in fp32 are
+    offered there, also where a run in bf16 was healthy, and the report says why."""
+    monkeypatch.setattr(Info, "machine", machine)
+    monkeypatch.setattr(Info, "spec", RunSpec("train.py", rehearsed=rehearsed))
+    plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
+    plan.control("bf16")
+    expected = ("bf16", "use_bf16") if is_offered else ("fp32_modules:a,b,c,d", "fp32_module")
+    assert [(t.control, t.kind) for t in plan.trials if t.cured] == [expected]
+    assert runs.made.count("bf16") == 1  # as a control, or as a fix
+    found = report_of(
+        judged(plan.evidence),
+        plan.views,
+        {name: run.info for name, run in plan.done.items()},
+        tuple(plan.trials),
+        1.0,
+    )
+    assert any("no bf16 instructions" in note for note in found.notes) is not is_offered
 
 
 def test_where_most_modules_overflow_no_set_is_searched() -> None:

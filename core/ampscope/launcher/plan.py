@@ -84,8 +84,10 @@ class DiagnosisPlan:
     @property
     def evidence(self) -> Evidence:
         """What the runs so far have shown, under the policy that they were made with."""
-        machine = self.done["as_is"].info.machine
-        return Evidence(self.views, machine.policy if machine else "native")
+        first = self.done["as_is"].info
+        policy = first.machine.policy if first.machine else "native"
+        emulates_bf16 = bool(result.without_bf16(first))
+        return Evidence(self.views, policy, emulates_bf16=emulates_bf16)
 
     def first_two(self, show: Say | None) -> None:
         """The baseline run and its fp32 control: together, but for what shares a GPU, which has
@@ -200,8 +202,8 @@ class DiagnosisPlan:
                 return
         if may_search and self._search(finding):
             return
-        if finding.cause in result.SEARCHED and all(t.control != "bf16" for t in self.trials):
-            self._run_trial(finding, "bf16", result.USE_BF16)
+        if finding.cause in result.SEARCHED:
+            self._try_bf16(finding)
 
     def settled(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings in the order that the trials give them: where no fix of the first one cures,
@@ -225,6 +227,12 @@ class DiagnosisPlan:
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
         return cured is not False
+
+    def _try_bf16(self, finding: Finding) -> bool:
+        """Run it in bf16, once, where the GPU has bf16."""
+        if self.evidence.emulates_bf16 or any(t.control == "bf16" for t in self.trials):
+            return False
+        return self._run_trial(finding, "bf16", result.USE_BF16)
 
     def _run_more_lines(self, finding: Finding, control: str) -> bool:
         """Several lines may overflow, each by itself. Where one of them in fp32 does not cure, that
@@ -253,15 +261,13 @@ class DiagnosisPlan:
             return seen[control] is not False
 
         names = result.modules_with_parameters(self.views["as_is"])
-        if self._is_everywhere(names) and self._run_trial(finding, "bf16", result.USE_BF16):
+        if self._is_everywhere(names) and self._try_bf16(finding):
             return True
         found = smallest_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = Control.of(fp32_modules=found)
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
-            tried = any(t.control == "bf16" for t in self.trials)
-            is_all = result.is_everything(control, self.views["as_is"]) and not tried
-            if is_all and self._run_trial(finding, "bf16", result.USE_BF16):
+            if result.is_everything(control, self.views["as_is"]) and self._try_bf16(finding):
                 return True
             self._tried(control, finding.verdict.fix, cured=seen[control])
         return bool(found)
