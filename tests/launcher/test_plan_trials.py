@@ -17,12 +17,13 @@ from ampscope.diagnosis.result import report_of
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
-from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
+from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
 from ampscope.records import JUDGED_RANK, Machine, RunInfo, RunSpec, State
 from ampscope.script_ends import ending
+from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
 from tests.helpers.evidence_of_ops import ACTIVATION
 from tests.helpers.hardware_reports import CPU_TORCH, CUDA_TORCH, report
@@ -200,6 +201,47 @@ def test_on_a_gpu_one_run_is_made_after_the_other(end: str) -> None:
     assert runs.most_open == 1
     assert runs.made == ["as_is", "fp32", "bf16"]
     assert plan.problem() == ""
+
+
+ONE_PROCESS = """
+import socket, sys, time, torch
+device = socket.socket(socket.AF_UNIX)
+try:
+    device.bind("\\0" + sys.argv[1])  # no file, of which each run would have its own
+except OSError:
+    raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+torch.manual_seed(0)
+m = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+o = torch.optim.SGD(m.parameters(), 1e-3)
+for i in range(6):
+    o.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = m(torch.randn(16, 8)).float().square().mean()
+    loss.backward(); o.step()
+time.sleep(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_device_that_takes_one_process_at_a_time_is_enough(
+    is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes: a name that only one of them can take stands for the device."""
+    monkeypatch.setattr(ScriptRuns, "share_a_gpu", lambda _: is_known)
+    script = tmp_path / "train.py"
+    script.write_text(ONE_PROCESS)
+    spec = RunSpec(str(script), kind="script", args=(str(tmp_path),), time_limit_s=60.0, group="g")
+    said: list[str] = []
+    report = run_diagnosis(spec, tmp_path / "runs.db", said.append)
+    assert report.could_not_run == ""
+    assert report.diagnosis.verdict == "no_fault"
+    with Reader(tmp_path / "runs.db") as reader:
+        group = reader.group("g")
+        ends = [o.error_text for r in group for o in reader.observations(r.id)
+                if isinstance(o, Outcome)]  # fmt: skip
+    assert any("busy or unavailable" in text for text in ends) is not is_known
+    assert any("again, alone" in text for text in said) is not is_known
 
 
 def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
