@@ -134,6 +134,22 @@ ENDS = {
         ),
         "",
     ),
+    "Paddle": (
+        Outcome(
+            ended="exception",
+            error_type="RuntimeError",
+            error_text="Out of memory error on GPU 0. Cannot allocate 2.0GB memory on GPU 0",
+        ),
+        "",
+    ),
+    "TensorFlow": (
+        Outcome(
+            ended="exception",
+            error_type="ResourceExhaustedError",
+            error_text="OOM when allocating tensor with shape[8192,8192] and type float",
+        ),
+        "",
+    ),
     "the machine's memory": (Outcome(ended="killed"), last_words("-9", "")),
     "too many processes": (Outcome(ended="killed"), last_words("nofork", "")),
 }
