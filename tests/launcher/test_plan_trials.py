@@ -11,7 +11,7 @@ import pytest
 
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
-from ampscope.diagnosis.cure import judged
+from ampscope.diagnosis.cure import by_trials, judged
 from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.diagnosis.result import report_of
 from ampscope.hardware.describe import HardwareReport
@@ -422,6 +422,31 @@ def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None
         ("scale:8", False),
         ("fp32_modules:b", True),
     ]
+
+
+def test_a_fix_that_does_not_fit_into_memory_is_not_one_that_was_tried_in_vain() -> None:
+    """A fix in fp32 takes more memory than the script; that it found none says nothing of the
+    cause, so no other finding takes the first one's place for it."""
+
+    class Full(Runs):
+        def run(self, control: str, parent: str = "") -> ScriptRun:
+            made = super().run(control, parent)
+            return replace(made, observations=(OUT_OF_MEMORY,)) if control == "scale:8" else made
+
+    runs = Full(_bad("a"), False, ("b",))
+    plan = _first_two(runs)
+    diagnosis = diagnose(plan.evidence)
+    root = diagnosis.findings[0]
+    fixes = [replace(root.verdict.fix, controls=(c,)) for c in ("scale:8", "fp32_modules:b")]
+    first = Finding("scaled_gradient_penalty", replace(root.verdict, fix=fixes[0]))
+    second = Finding(root.cause, replace(root.verdict, fix=fixes[1]))
+    plan.try_fixes(first)
+    both = replace(diagnosis, findings=(first, second))
+    assert plan.settled(both).findings == (first, second)
+    assert "scale:8" in runs.made
+    assert plan.trials == []
+    plan.control("fp32_modules:b")  # as a reader finds the runs
+    assert by_trials(both, plan.evidence).findings == (first, second)
 
 
 @pytest.mark.parametrize(

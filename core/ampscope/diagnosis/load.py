@@ -92,6 +92,8 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
     if diagnosis.findings:
         finding = diagnosis.findings[0]
         for name, view in views.items():
+            if view.outcome.is_out_of_memory:  # that says nothing of the fix
+                continue
             is_fp32 = Control(name).first.name in ("fp32_modules", "fp32_lines")
             if name in finding.verdict.fix.controls or is_fp32:
                 cured = is_cured(finding, evidence, view, views.get(Control(name).in_fp32))
@@ -100,6 +102,8 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
         bf16 = views.get("bf16")
         under_way = any(r.state.is_active for r in infos.values())
         is_offered = finding.cause in SEARCHED and not evidence.emulates_bf16
+        if bf16 is not None and bf16.outcome.is_out_of_memory:
+            bf16 = None
         if bf16 is not None and is_offered and not under_way:
             # As the live diagnosis does: where nothing else cures but fp32 throughout.
             others = [t for t in trials if not is_everything(t.control, views["as_is"])]

@@ -224,6 +224,8 @@ class DiagnosisPlan:
     def _run_trial(self, finding: Finding, control: str, fix: Fix) -> bool:
         extra = Control(control).in_fp32 if fix.kind == "lower_lr" else ""
         view = self.control(control)
+        if view.outcome.is_out_of_memory:  # that says nothing of the fix
+            return False
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
         return cured is not False
