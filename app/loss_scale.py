@@ -15,6 +15,7 @@ import streamlit as st
 from ampscope.analysis import underflow
 from ampscope.analysis.skips import BadStep, SkipCause, bad_steps, skip_causes
 from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
+from ampscope.diagnosis.result import without_bf16
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.observations import Call
@@ -430,7 +431,7 @@ def draw_windows(run: RunInfo) -> None:
     if common is not None:
         what = "output gradients" if weights is None else "output and weight gradients"
         said = sentence(common, names, FP16.name, what, underflow.excluded_modules(frame, FP16))
-        chart.see(f"{said} {_opens(common, names)}".strip())
+        chart.see(f"{said} {_opens(common, names, not without_bf16(run))}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
     table = pd.DataFrame(
         {
@@ -493,11 +494,12 @@ _CALLS = {
 
 def _advised(run: RunInfo, given: lab.Advice) -> str:
     exponent = math.log2(given.initial_scale)
+    or_bf16 = "" if without_bf16(run) else ", or use bf16"
     if exponent < 0:
         return (
             f"No loss scale of 1 or more keeps these gradients in fp16: {given.scale_reason}. They "
             "are too large by themselves, which no scaler can put right: find the step where they "
-            "grew, or use bf16."
+            f"grew{or_bf16}."
         )
     scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
     call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
@@ -506,17 +508,18 @@ def _advised(run: RunInfo, given: lab.Advice) -> str:
     )
 
 
-def _opens(window: underflow.ScaleWindow, names: dict[int, str]) -> str:
-    """What would help where the window is empty."""
+def _opens(window: underflow.ScaleWindow, names: dict[int, str], has_bf16: bool) -> str:
+    """What would help where the window is empty; ``has_bf16``: the machine does not emulate it."""
     if window.spans:
         name = names.get(window.spans[0], "?")
-        return f"Run {name} in fp32, or use bf16, whose exponents reach as far as fp32's."
+        or_bf16 = ", or use bf16, whose exponents reach as far as fp32's" if has_bf16 else ""
+        return f"Run {name} in fp32{or_bf16}."
     if window.low <= window.high:
         return ""
     low, high = (names.get(m, "?") for m in (window.lowest, window.highest))
     return (
-        f"bf16 needs no window; or keep {high} in fp32, or give {low} and {high} optimizers and "
-        "scalers of their own."
+        f"{'bf16 needs no window; or keep' if has_bf16 else 'Keep'} {high} in fp32, or give {low} "
+        f"and {high} optimizers and scalers of their own."
     )
 
 

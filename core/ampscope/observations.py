@@ -32,8 +32,12 @@ class GradientChange:
 
 INACCURATE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
 READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked at
-# Texts of torch 2.11 to 2.13: c10/core/impl/alloc_cpu.cpp and CUDACachingAllocator.cpp.
-_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
+# In small letters. Texts of torch 2.11 to 2.13 (c10/core/impl/alloc_cpu.cpp and
+# CUDACachingAllocator.cpp), of cuBLAS and cuDNN, of TensorFlow and Paddle.
+_MEMORY = (
+    "can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory",
+    "status_alloc_failed", "oom when allocating",
+)  # fmt: skip
 MIN_HAND_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
 COMPILED_FRAMES = "compiled_frames"  # the OpUse that counts what torch.compile compiled
 COMPILED_NOTE = (
@@ -392,7 +396,8 @@ class Outcome:
         if self.ended != "exception":
             return False
         named = self.error_type in ("MemoryError", "OutOfMemoryError")
-        return named or any(text in self.error_text for text in _MEMORY)
+        said = self.error_text.lower()
+        return named or any(text in said for text in _MEMORY)
 
 
 Observation = (

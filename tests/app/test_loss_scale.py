@@ -352,12 +352,21 @@ def test_the_advised_scale(
     assert "keep the output gradients of every module in fp16" in texts(app)
 
 
+@pytest.mark.parametrize(("capability", "or_bf16"), [("8.0", ", or use bf16."), ("7.5", ".")])
 def test_gradients_that_no_scale_of_one_or_more_suits_get_no_scaler_advised(
-    store_path: Path, open_page: Open
+    store_path: Path,
+    open_page: Open,
+    capability: str,
+    or_bf16: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """bf16 is advice where the GPU does not emulate it."""
+    there = replace(stores.MACHINE, device="cuda:0", policy="cuda", capability=capability)
+    monkeypatch.setattr(stores, "MACHINE", there)
     run_id = framed(store_path, trajectory([14] * 4, set()), 6, 34)  # unscaled 2^20
     said = texts(open_page("loss_scale", run=run_id))
     assert "No loss scale of 1 or more keeps these gradients in fp16" in said
+    assert f"find the step where they grew{or_bf16}" in said
     assert "GradScaler(init_scale" not in said
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.observations import BadOp, OptimizerStep, ParameterGradient, Scan
+from ampscope.records import Machine
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
 from ampscope.report.markdown import to_markdown
@@ -110,6 +111,34 @@ def test_without_an_op_the_first_bad_step_is_named(
     report = diagnosed(tmp_path / "r.db", *observations)
     assert report.diagnosis.verdict == "inconclusive", report.diagnosis.findings
     assert said in report.undecided
+
+
+@pytest.mark.parametrize(
+    ("capability", "advice"), [("8.6", "use bf16."), ("7.5", "compute in fp32 what leaves it.")]
+)
+def test_bf16_is_no_advice_where_the_gpu_emulates_it(
+    capability: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Machine("cuda:0", "A GPU", "cuda", capability)
+    monkeypatch.setattr(script_stores, "MACHINE", there)
+    healthy_run(tmp_path / "r.db", "bf16")
+    said = printed(diagnosed(tmp_path / "r.db", *FLAT))
+    assert f"so the range of fp16 is the likely trouble: {advice}" in said
+    assert ("A GPU (compute capability 7.5) has no bf16" in said) is (capability == "7.5")
+
+
+@pytest.mark.parametrize("capability", ["8.6", "7.5"])
+def test_a_healthy_run_in_bf16_is_read_back_as_a_fix_where_the_gpu_has_it(
+    capability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Machine("cuda:0", "A GPU", "cuda", capability)
+    monkeypatch.setattr(script_stores, "MACHINE", there)
+    head = script_stores.overflow(tmp_path / "r.db", fixed=False)
+    healthy_run(tmp_path / "r.db", "bf16")
+    with Reader(tmp_path / "r.db") as reader:
+        report = load_diagnosis(reader, head, again=True)
+    cured = [t.control for t in report.trials if t.cured]
+    assert cured == (["bf16"] if capability == "8.6" else [])
 
 
 def test_that_fp32_fails_too_is_the_advice(tmp_path: Path) -> None:

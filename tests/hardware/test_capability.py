@@ -8,6 +8,7 @@ from ampscope.hardware.capability import (
     CAPABILITIES,
     DTYPE_LABELS,
     Presence,
+    emulates_bf16,
     parse_capability,
     tensor_cores,
 )
@@ -144,6 +145,16 @@ def test_every_row_has_a_source_and_known_dtypes() -> None:
         assert set(row.dtypes) <= set(DTYPE_LABELS)
     floating = {"fp64", "tf32", "bf16", "fp16", "e4m3", "e5m2"}
     assert floating <= set(FORMATS) & set(DTYPE_LABELS)
+
+
+def test_bf16_is_emulated_where_no_tensor_core_takes_it() -> None:
+    """bf16 instructions and Tensor Cores that take it came together, with 8.0."""
+    for row in CAPABILITIES:
+        asked = row.capability.replace("x", "0")
+        assert emulates_bf16(asked) is ("bf16" not in row.dtypes), asked
+    assert emulates_bf16("6.1")
+    for unknown in (None, "", "AVX2", "13.0"):
+        assert not emulates_bf16(unknown)
 
 
 def test_parse_capability() -> None:

@@ -1,22 +1,33 @@
-"""Which fixes a diagnosis tries, and in which order: modules in fp32, bf16, the next finding."""
+"""Which runs a diagnosis makes at a time, and which fixes it tries in which order: modules in fp32,
+bf16, the next finding."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
+from ampscope.diagnosis.cure import by_trials, judged
 from ampscope.diagnosis.findings import Finding, diagnose
-from ampscope.launcher.children import HeldTraceback
-from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
+from ampscope.diagnosis.result import report_of
+from ampscope.hardware.describe import HardwareReport
+from ampscope.hardware.gpu import Accelerator
+from ampscope.launcher.children import HeldTraceback, last_words
+from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
+from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
-from ampscope.records import RunInfo, RunSpec
+from ampscope.records import JUDGED_RANK, Machine, RunInfo, RunSpec, State
+from ampscope.script_ends import ending
+from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
 from tests.helpers.evidence_of_ops import ACTIVATION
+from tests.helpers.hardware_reports import CPU_TORCH, CUDA_TORCH, report
+from tests.helpers.nvml_replay import H100
 
 MODULES = ("a", "b", "c", "d")
 SCANS = [scan("start", "parameter", f"{name}.weight") for name in MODULES]
@@ -26,7 +37,10 @@ class Info:
     """Of a run: as much as the plan reads."""
 
     id = "run"
-    machine = None
+    machine: Machine | None = None
+    state = State.FINISHED
+    message = ""
+    spec = RunSpec("train.py")
 
 
 class Runs:
@@ -46,6 +60,9 @@ class Runs:
 
     def first_to_share(self) -> str:
         return ""  # every run has a copy of all that it writes
+
+    def share_a_gpu(self) -> bool:
+        return False
 
     def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
         self.limits.append(limit_s)
@@ -86,12 +103,289 @@ def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[Di
     return plan, runs
 
 
+OUT_OF_MEMORY = Outcome(
+    ended="exception",
+    error_type="OutOfMemoryError",
+    error_text="CUDA out of memory. Tried to allocate 2.00 GiB.",
+)
+ENDS = {
+    "memory of a GPU": (OUT_OF_MEMORY, ""),
+    "EXCLUSIVE_PROCESS": (
+        Outcome(
+            ended="exception",
+            error_type="AcceleratorError",
+            error_text="CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        ),
+        "",
+    ),
+    "no memory for a handle": (
+        Outcome(
+            ended="exception",
+            error_type="RuntimeError",
+            error_text="CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`",
+        ),
+        "",
+    ),
+    "memory of a library": (
+        Outcome(
+            ended="exception",
+            error_type="RuntimeError",
+            error_text="CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
+        "",
+    ),
+    "Paddle": (
+        Outcome(
+            ended="exception",
+            error_type="RuntimeError",
+            error_text="Out of memory error on GPU 0. Cannot allocate 2.0GB memory on GPU 0",
+        ),
+        "",
+    ),
+    "TensorFlow": (
+        Outcome(
+            ended="exception",
+            error_type="ResourceExhaustedError",
+            error_text="OOM when allocating tensor with shape[8192,8192] and type float",
+        ),
+        "",
+    ),
+    "the machine's memory": (Outcome(ended="killed"), last_words("-9", "")),
+    "too many processes": (Outcome(ended="killed"), last_words("nofork", "")),
+}
+
+
+class OneAtATime(Runs):
+    """There is memory, or a device, for one run: of two that are open at a time the one that
+    started later fails with ``end``, or both do."""
+
+    def __init__(self, end: str, *, shares: bool, both: bool = False) -> None:
+        super().__init__(_bad("a"), False, ("a",))
+        self.end, self.message = ENDS[end]
+        self.shares, self.both = shares, both
+        self.open: list[str] = []
+        self.failing: set[str] = set()
+        self.most_open = 0
+
+    def share_a_gpu(self) -> bool:
+        return self.shares
+
+    def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
+        self.open.append(control)
+        self.most_open = max(self.most_open, len(self.open))
+        if len(self.open) > 1:
+            self.failing.update(self.open if self.both else [control])
+        return super().start(control, parent, limit_s)
+
+    def wait(self, control: str, show: object = None, say: object = None) -> ScriptRun:
+        self.open.remove(control)
+        run = self.run(control)
+        if control not in self.failing:
+            return run
+        self.failing.discard(control)
+        info = Info()
+        info.state, info.message = State.FAILED, self.message
+        return ScriptRun(cast(RunInfo, info), (self.end,), "")
+
+
+def _first_two(runs: Runs) -> DiagnosisPlan:
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    return plan
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_run_that_failed_beside_another_is_made_again_alone(end: str, both: bool) -> None:
+    """Baseline and fp32 control on one GPU, which has memory for one, or takes one process: the
+    script runs alone, so nothing may be said of memory, or of a device that is not there."""
+    runs = OneAtATime(end, shares=False, both=both)
+    plan = _first_two(runs)
+    assert runs.most_open == 2
+    assert plan.problem() == ""
+    assert runs.made == ["as_is", "fp32", *(["as_is"] if both else []), "fp32"]
+    expected = diagnose(_first_two(Runs(_bad("a"), False, ("a",))).evidence)
+    assert diagnose(plan.evidence).findings == expected.findings
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_on_a_gpu_one_run_is_made_after_the_other(end: str) -> None:
+    runs = OneAtATime(end, shares=True)
+    plan = _first_two(runs)
+    plan.ahead(["bf16", "scale:1"])
+    plan.control("bf16")
+    assert runs.most_open == 1
+    assert runs.made == ["as_is", "fp32", "bf16"]
+    assert plan.problem() == ""
+
+
+ONE_PROCESS = """
+import socket, sys, time, torch
+device = socket.socket(socket.AF_UNIX)
+try:
+    device.bind("\\0" + sys.argv[1])  # no file, of which each run would have its own
+except OSError:
+    raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+torch.manual_seed(0)
+m = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+o = torch.optim.SGD(m.parameters(), 1e-3)
+for i in range(6):
+    o.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = m(torch.randn(16, 8)).float().square().mean()
+    loss.backward(); o.step()
+time.sleep(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_device_that_takes_one_process_at_a_time_is_enough(
+    is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes: a name that only one of them can take stands for the device."""
+    monkeypatch.setattr(ScriptRuns, "share_a_gpu", lambda _: is_known)
+    script = tmp_path / "train.py"
+    script.write_text(ONE_PROCESS)
+    spec = RunSpec(str(script), kind="script", args=(str(tmp_path),), time_limit_s=60.0, group="g")
+    said: list[str] = []
+    report = run_diagnosis(spec, tmp_path / "runs.db", said.append)
+    assert report.could_not_run == ""
+    assert report.diagnosis.verdict == "no_fault"
+    with Reader(tmp_path / "runs.db") as reader:
+        group = reader.group("g")
+        ends = [o.error_text for r in group for o in reader.observations(r.id)
+                if isinstance(o, Outcome)]  # fmt: skip
+    assert any("busy or unavailable" in text for text in ends) is not is_known
+    assert any("again, alone" in text for text in said) is not is_known
+
+
+def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
+    class Small(OneAtATime):
+        def run(self, control: str, parent: str = "") -> ScriptRun:
+            self.made.append(control)
+            info = Info()
+            info.state, info.message = ending(OUT_OF_MEMORY, self.spec)
+            return ScriptRun(cast(RunInfo, info), (OUT_OF_MEMORY,), "")
+
+    for shares, made in ((True, ["as_is", "fp32"]), (False, ["as_is", "fp32"] * 2)):
+        runs = Small("memory of a GPU", shares=shares)
+        assert "ran out of memory" in _first_two(runs).problem()
+        assert runs.made == made
+
+
+class Ranks(OneAtATime):
+    """The baseline is judged by rank 3, and a control that is not told so takes rank 0."""
+
+    def run(self, control: str, parent: str = "") -> ScriptRun:
+        run = super().run(control, parent)
+        rank = int(dict(self.spec.settings).get(JUDGED_RANK, 3 if control == "as_is" else 0))
+        seen = [
+            replace(o, ranks=4, rank=rank) if isinstance(o, Outcome) else o
+            for o in run.observations
+        ]
+        return replace(run, observations=tuple(seen))
+
+
+def test_on_a_gpu_the_control_knows_the_rank_to_judge() -> None:
+    runs = Ranks("memory of a GPU", shares=True)
+    plan = _first_two(runs)
+    assert dict(runs.spec.settings) == {JUDGED_RANK: "3"}
+    assert runs.made == ["as_is", "fp32"]
+    assert plan.views["fp32"].outcome.rank == 3
+
+
+AMD = (Accelerator("ROCm", "AMD GPU gfx942"),)
+ROCM_TORCH = replace(CPU_TORCH, torch="2.13.0+rocm7.0", torch_hip="7.0")
+
+
+@pytest.mark.parametrize(
+    ("machine", "shares", "of_another_framework"),
+    [
+        (report(H100, software=CUDA_TORCH), True, True),
+        (report(H100, software=CPU_TORCH), False, True),
+        (report(H100, software=replace(CUDA_TORCH, visible_devices="")), False, True),
+        (report(software=CUDA_TORCH), False, False),
+        (report(accelerators=AMD, software=ROCM_TORCH), True, False),
+        (report(accelerators=AMD, software=CUDA_TORCH), False, False),
+    ],
+)
+def test_whether_runs_share_a_gpu_is_known_without_torch(
+    machine: HardwareReport,
+    shares: bool,
+    of_another_framework: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job of a cluster has a GPU of its own; a job of this machine has not."""
+    monkeypatch.setattr("ampscope.launcher.script_runs.describe_machine", lambda: machine)
+    spec, store = RunSpec("train.py", kind="script"), tmp_path / "runs.db"
+    expected = {
+        "this machine": (ScriptRuns(spec, store), shares),
+        "keras": (ScriptRuns(replace(spec, framework="keras"), store), of_another_framework),
+        "local": (SubmittedRuns(spec, store, "local"), shares),
+        "slurm": (SubmittedRuns(spec, store, "slurm"), False),
+        "ray": (SubmittedRuns(spec, store, "ray"), False),
+    }
+    for name, (runs, answer) in expected.items():
+        runs.folder.cleanup()
+        assert runs.share_a_gpu() is answer, name
+
+
 @pytest.mark.parametrize("overflowing", [MODULES, ("a",)])
 def test_every_module_in_fp32_gives_way_to_bf16(overflowing: tuple[str, ...]) -> None:
     plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
     cured = [trial for trial in plan.trials if trial.cured]
     assert [(t.control, t.kind) for t in cured] == [("bf16", "use_bf16")]
     assert runs.made.count("bf16") == 1
+
+
+def _machine(capability: str, name: str, policy: str = "cuda") -> Machine:
+    return Machine("cpu" if policy != "cuda" else "cuda:0", name, policy, capability)
+
+
+@pytest.mark.parametrize(
+    ("machine", "rehearsed", "is_offered"),
+    [
+        (_machine("7.5", "Tesla T4"), "", False),
+        (_machine("7.0", "Tesla V100-SXM2-16GB"), "", False),
+        (_machine("7.5", "NVIDIA GTX of another name"), "", False),
+        (_machine("8.0", "NVIDIA A100-SXM4-80GB"), "", True),
+        (_machine("13.0", "A GPU of tomorrow"), "", True),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "t4", False),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "7.0", False),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "h100", True),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "", True),
+        (_machine("AVX2", "Some CPU", "rehearsal"), "no such device", True),
+        (_machine("7.5", "Some CPU", "native"), "t4", True),
+        (None, "", True),
+    ],
+)
+@pytest.mark.parametrize("overflowing", [MODULES, ("a",)])
+def test_bf16_is_a_fix_where_the_gpu_has_it(
+    machine: Machine | None,
+    rehearsed: str,
+    is_offered: bool,
+    overflowing: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU that emulates bf16 is slower in it than in fp32: the modules to keep in fp32 are
+    offered there, also where a run in bf16 was healthy, and the report says why."""
+    monkeypatch.setattr(Info, "machine", machine)
+    monkeypatch.setattr(Info, "spec", RunSpec("train.py", rehearsed=rehearsed))
+    plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
+    plan.control("bf16")
+    expected = ("bf16", "use_bf16") if is_offered else ("fp32_modules:a,b,c,d", "fp32_module")
+    assert [(t.control, t.kind) for t in plan.trials if t.cured] == [expected]
+    assert runs.made.count("bf16") == 1  # as a control, or as a fix
+    found = report_of(
+        judged(plan.evidence),
+        plan.views,
+        {name: run.info for name, run in plan.done.items()},
+        tuple(plan.trials),
+        1.0,
+    )
+    assert any("no bf16 instructions" in note for note in found.notes) is not is_offered
 
 
 def test_where_most_modules_overflow_no_set_is_searched() -> None:
@@ -128,6 +422,31 @@ def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None
         ("scale:8", False),
         ("fp32_modules:b", True),
     ]
+
+
+def test_a_fix_that_does_not_fit_into_memory_is_not_one_that_was_tried_in_vain() -> None:
+    """A fix in fp32 takes more memory than the script; that it found none says nothing of the
+    cause, so no other finding takes the first one's place for it."""
+
+    class Full(Runs):
+        def run(self, control: str, parent: str = "") -> ScriptRun:
+            made = super().run(control, parent)
+            return replace(made, observations=(OUT_OF_MEMORY,)) if control == "scale:8" else made
+
+    runs = Full(_bad("a"), False, ("b",))
+    plan = _first_two(runs)
+    diagnosis = diagnose(plan.evidence)
+    root = diagnosis.findings[0]
+    fixes = [replace(root.verdict.fix, controls=(c,)) for c in ("scale:8", "fp32_modules:b")]
+    first = Finding("scaled_gradient_penalty", replace(root.verdict, fix=fixes[0]))
+    second = Finding(root.cause, replace(root.verdict, fix=fixes[1]))
+    plan.try_fixes(first)
+    both = replace(diagnosis, findings=(first, second))
+    assert plan.settled(both).findings == (first, second)
+    assert "scale:8" in runs.made
+    assert plan.trials == []
+    plan.control("fp32_modules:b")  # as a reader finds the runs
+    assert by_trials(both, plan.evidence).findings == (first, second)
 
 
 @pytest.mark.parametrize(

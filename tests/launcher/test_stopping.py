@@ -130,3 +130,45 @@ def test_a_signal_at_a_hundred_moments(number: signal.Signals, tmp_path: Path) -
         folder.mkdir()
         what = ("diagnose", "probe")[trial % 2]
         stopped(what, number, moments.uniform(0.0, LONGEST_S[what]), folder)
+
+
+# A run whose process ends at once, and leaves one behind that takes SECONDS to die of SIGKILL, as
+# what has memory of a GPU may.
+LEAVES_ONE_BEHIND = """
+import os, sys, threading, time
+from ampscope.runner import run_server
+
+kill, seconds, run_server.GONE_WITHIN_S = run_server._kill, float(sys.argv[1]), 3.0
+run_server._kill = lambda pid: threading.Timer(seconds, kill, [pid]).start()
+
+def start(run_id, out, err, view):
+    if pid := os.fork():
+        return pid
+    os.setsid()
+    if left := os.fork():
+        out.write_text(str(left))
+        os._exit(7)
+    time.sleep(60)
+
+run_server.adopt_orphans()
+run_server.serve(start)
+"""
+
+
+@pytest.mark.parametrize(("dies_after_s", "is_gone"), [(1.0, True), (6.0, False)])
+def test_a_run_has_ended_when_all_that_it_started_has(
+    dies_after_s: float, is_gone: bool, tmp_path: Path
+) -> None:
+    """The next run may need the GPU's memory; but it does not wait for ever."""
+    out, err = tmp_path / "out", tmp_path / "err"
+    command = [sys.executable, "-c", LEAVES_ONE_BEHIND, str(dies_after_s)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"run\t{out}\t{err}\t100\t\n")
+        server.stdin.flush()
+        assert server.stdout.readline() == "run\t7\n"
+        assert Path(f"/proc/{out.read_text()}").exists() is not is_gone
+        server.stdin.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.shadow import Shadow
@@ -214,6 +215,23 @@ def test_the_fp32_control_is_fp32_whatever_the_script_asks_for(control):
     assert inside == [(False, False, {"ieee"}, "ieee")]
     assert tf32_state() == before
     assert onednn.fp32_precision == torch.backends.fp32_precision == "none"
+
+
+def test_a_transform_on_the_cpu_does_not_take_the_models_region():
+    """The step's region is that of the model's device: a module without parameters that is called
+    before it, such as a transform of the data, opens none. Else bf16 on a GPU would be fp32."""
+    model, fakes = nn.Linear(4, 4).requires_grad_(False), FakeTensorMode()
+    for name, parameter in list(model.named_parameters()):
+        there = FakeTensor(fakes, parameter.detach().to("meta"), torch.device("xpu"))
+        setattr(model, name, nn.Parameter(there, requires_grad=False))
+    x = FakeTensor(fakes, torch.ones(2, 4, device="meta"), torch.device("xpu"))
+    with in_precision("bf16", Clock(1, 1.0, Path("unwritten"), on_cuda=False)):
+        assert nn.Softmax(-1)(torch.ones(2, 4)).dtype is torch.float32
+        assert not torch.is_autocast_enabled("cpu")
+        with fakes:
+            assert model(x).dtype is torch.bfloat16
+        assert torch.is_autocast_enabled("xpu")  # until backward
+    assert not torch.is_autocast_enabled("xpu")
 
 
 @pytest.mark.parametrize("before", ["none", "tf32"])

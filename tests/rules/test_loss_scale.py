@@ -71,6 +71,14 @@ def test_a_search_that_ends_below_1_is_no_high_scale() -> None:
     made = loss_too_large()
     assert status("loss_scale_too_high", made) is Status.PASSED
     assert status("loss_magnitude_overflow", made) is Status.FOUND
+    fix = answers(made)["loss_magnitude_overflow"].fix
+    assert "bf16" in fix.text
+    assert fix.controls == ("bf16",)
+    old = Evidence(made.runs, "cuda", emulates_bf16=True)  # of a GPU without bf16
+    fix = answers(old)["loss_magnitude_overflow"].fix
+    assert fix.text.startswith("Average the loss")
+    assert "bf16" not in fix.text
+    assert fix.controls == ()
 
 
 def test_a_scale_that_falls_on_and_on_below_1_is_no_large_loss() -> None:

@@ -106,6 +106,10 @@ def test_a_scale_that_came_down_from_an_overflow_is_not_to_be_raised() -> None:
     made = evidence(run(searched), fp32_run(steps(FALLING, grad_zero=0)))
     (found,) = diagnose(made).latent
     assert (found.cause, found.verdict.fix.kind) == ("gradient_underflow", "use_bf16")
+    old = Evidence(made.runs, "cuda", emulates_bf16=True)  # of a GPU without bf16
+    (there,) = diagnose(old).latent
+    assert (there.verdict.fix.kind, there.verdict.fix.controls) == ("rewrite_op", ())
+    assert "bf16" not in there.verdict.fix.text + there.verdict.fix.patch
     assert f"at a loss scale of {searched[3].scale:,.6g}" in found.verdict.reason
     assert found.verdict.evidence[0].step == searched[3].step
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.functional import mse_loss
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
@@ -228,6 +231,97 @@ def _dtypes_under(control: str) -> list[torch.dtype]:
 )
 def test_precision_of_each_module(control: str, expected: list[torch.dtype]) -> None:
     assert _dtypes_under(control) == expected
+
+
+class OnFakeDevice:
+    """Modules and tensors without numbers, on a device that this machine lacks. Which dtype an op
+    gives under autocast there is decided by torch's own dispatcher."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.mode = kind, FakeTensorMode()
+
+    def tensor(self, value: torch.Tensor) -> torch.Tensor:
+        return FakeTensor(self.mode, value.detach().to("meta"), torch.device(self.kind))
+
+    def net(self, *modules: nn.Module) -> nn.Sequential:
+        """Frozen, as autograd asks the device itself."""
+        made = nn.Sequential(*modules).requires_grad_(False)
+        for module in made:
+            for name, parameter in list(module.named_parameters()):
+                setattr(module, name, nn.Parameter(self.tensor(parameter), requires_grad=False))
+        return made
+
+
+@pytest.fixture(params=["cuda", "mps", "xpu", "cpu"])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OnFakeDevice:
+    # Without a GPU torch refuses autocast on "cuda" before the dispatcher is asked.
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
+    return OnFakeDevice(request.param)
+
+
+def test_parameters_in_fp32_compute_in_half_on_their_own_device(elsewhere: OnFakeDevice) -> None:
+    """The fix opens autocast where the parameters are, and not for the CPU alone: else a half model
+    on a GPU would be plain fp32, or mix dtypes, and be called a verified fix."""
+    net, loss = elsewhere.net(nn.Linear(4, 4)), nn.Softmax(-1)
+    x = elsewhere.tensor(torch.ones(2, 4))
+    with elsewhere.mode, applied("fp32_params"):
+        net.half()
+        assert net[0].weight.dtype is torch.float32
+        out = net(x)
+        assert (out.dtype, out.device.type) == (torch.float16, elsewhere.kind)
+        with torch.autocast(elsewhere.kind, torch.float16):
+            expected = loss(out).dtype
+        assert loss(out).dtype is expected  # without parameters: where its input is
+        assert not torch.is_autocast_enabled("cpu")
+    assert (expected is torch.float32) is (elsewhere.kind != "cpu")  # its list is another
+
+
+def test_a_region_that_is_open_on_the_device_stays_as_it_is(elsewhere: OnFakeDevice) -> None:
+    net, x = elsewhere.net(nn.Linear(4, 4)), elsewhere.tensor(torch.ones(2, 4))
+    with elsewhere.mode, applied("fp32_params"):
+        net.half()
+        with torch.autocast(elsewhere.kind, torch.bfloat16):
+            assert net(x).dtype is torch.bfloat16
+
+
+def test_a_device_without_autocast_ends_no_training() -> None:
+    with applied("fp32_params"):
+        net = nn.Linear(4, 4, device="meta").half()
+        assert net(torch.ones(2, 4, device="meta")).dtype is torch.float32
+
+
+def test_modules_and_lines_in_fp32_are_so_on_any_device(elsewhere: OnFakeDevice) -> None:
+    net, x = elsewhere.net(nn.Linear(4, 4), nn.Linear(4, 4)), elsewhere.tensor(torch.ones(2, 4))
+    seen: list[torch.dtype] = []
+    for module in net:
+        module.register_forward_hook(lambda m, i, o: seen.append(o.dtype))
+    with elsewhere.mode, torch.autocast(elsewhere.kind, torch.float16):
+        with applied("fp32_modules:1"):
+            net(x)
+        with applied(f"fp32_lines:{Path(__file__).name}:{_line() + 1}", str(Path(__file__).parent)):
+            line = torch.mm(x, x.T)
+        assert torch.mm(x, x.T).dtype is torch.float16
+    assert seen == [torch.float16, torch.float32]
+    assert line.dtype is torch.float32
+
+
+def _line() -> int:
+    """Number of the caller's line."""
+    return sys._getframe(1).f_lineno
+
+
+def test_controls_ask_cuda_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask whether there is a device may take one, or keep a script from forking later."""
+
+    def asked(*args: object) -> bool:
+        raise AssertionError("CUDA was asked")
+
+    monkeypatch.setattr(torch.cuda, "is_available", asked)
+    model = small_net()
+    for word in ("fp32_params", "fp32_modules:0", "op_lists:softmax=half"):
+        with applied(word):
+            model(batch(0)[0])
 
 
 def test_a_widened_module_of_a_half_model_fits_to_its_neighbours_at_every_step() -> None:

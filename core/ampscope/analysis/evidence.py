@@ -24,11 +24,15 @@ from ampscope.observations import BadOp
 
 
 class Evidence:
-    """What the rules may look at; ``runs`` maps a control's word to its run, as_is among them."""
+    """What the rules may look at; ``runs`` maps a control's word to its run, as_is among them.
+    ``emulates_bf16``: the GPU has no bf16 instructions, so bf16 is evidence, and no fix."""
 
-    def __init__(self, runs: Mapping[str, RunView], policy: str) -> None:
+    def __init__(
+        self, runs: Mapping[str, RunView], policy: str, *, emulates_bf16: bool = False
+    ) -> None:
         self.runs = dict(runs)
         self.policy = policy
+        self.emulates_bf16 = emulates_bf16
 
     @property
     def baseline(self) -> RunView:

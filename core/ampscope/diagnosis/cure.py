@@ -136,14 +136,16 @@ def _consumers(verdict: Verdict, evidence: Evidence) -> set[str]:
 
 
 def _trial_outcomes(finding: Finding, evidence: Evidence) -> dict[str, bool | None]:
-    """By control: of the runs with the finding's own fixes, and of those with modules in fp32."""
+    """By control: of the runs with the finding's own fixes, and of those with modules in fp32. One
+    that did not fit into memory says nothing."""
     runs = evidence.runs
     own = finding.verdict.fix.controls
     searched = finding.cause in SEARCHED
     return {
         name: is_cured(finding, evidence, view, runs.get(Control(name).in_fp32))
         for name, view in runs.items()
-        if name in own or (searched and Control(name).first.name == "fp32_modules")
+        if not view.outcome.is_out_of_memory
+        and (name in own or (searched and Control(name).first.name == "fp32_modules"))
     }
 
 

@@ -68,9 +68,17 @@ def _contained(rule: Rule, evidence: Evidence) -> Verdict:
     if missing:
         return Verdict(Status.INCONCLUSIVE, f"The control {missing[0]} was not run.")
     try:
-        return in_words_of(evidence.framework, rule.check(evidence))
+        verdict = rule.check(evidence)
+        if evidence.emulates_bf16:
+            verdict = _without_bf16(verdict)
+        return in_words_of(evidence.framework, verdict)
     except Exception as error:
         return Verdict(Status.ERRORED, f"{type(error).__name__}: {error}")
+
+
+def _without_bf16(verdict: Verdict) -> Verdict:
+    kept = tuple(control for control in verdict.fix.controls if control != "bf16")
+    return dataclasses.replace(verdict, fix=dataclasses.replace(verdict.fix, controls=kept))
 
 
 def _nested(found: list[tuple[Rule, Verdict]]) -> tuple[Finding, ...]:

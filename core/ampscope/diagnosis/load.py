@@ -35,6 +35,7 @@ from ampscope.diagnosis.result import (
     report_of,
     trial_of,
     under_policy,
+    without_bf16,
 )
 from ampscope.errors import BadInput
 from ampscope.record_json import Check, Decoder, Refusal
@@ -85,12 +86,14 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
             del views[name]
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
-    evidence = Evidence(views, policy)
+    evidence = Evidence(views, policy, emulates_bf16=bool(without_bf16(first)))
     diagnosis = by_trials(judged(evidence), evidence)
     trials = []
     if diagnosis.findings:
         finding = diagnosis.findings[0]
         for name, view in views.items():
+            if view.outcome.is_out_of_memory:  # that says nothing of the fix
+                continue
             is_fp32 = Control(name).first.name in ("fp32_modules", "fp32_lines")
             if name in finding.verdict.fix.controls or is_fp32:
                 cured = is_cured(finding, evidence, view, views.get(Control(name).in_fp32))
@@ -98,7 +101,10 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
         bf16 = views.get("bf16")
         under_way = any(r.state.is_active for r in infos.values())
-        if bf16 is not None and finding.cause in SEARCHED and not under_way:
+        is_offered = finding.cause in SEARCHED and not evidence.emulates_bf16
+        if bf16 is not None and bf16.outcome.is_out_of_memory:
+            bf16 = None
+        if bf16 is not None and is_offered and not under_way:
             # As the live diagnosis does: where nothing else cures but fp32 throughout.
             others = [t for t in trials if not is_everything(t.control, views["as_is"])]
             if not any(t.cured for t in others):

@@ -14,9 +14,12 @@ from ampscope.analysis.skips import hand_scale_facts, scale_facts, static_scale
 from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms_of_control
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
+from ampscope.errors import BadInput
+from ampscope.hardware.capability import emulates_bf16
 from ampscope.number_words import plural, power_of_two
 from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
+from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import INITIAL_SCALE
 from ampscope.rules.loss_scale_too_high import USUAL_INIT
@@ -135,7 +138,7 @@ def report_of(
         trials=trials,
         elapsed_s=elapsed_s,
         could_not_run=unfinished,
-        notes=(*_notes(diagnosis, views), *_gaps(diagnosis, views)),
+        notes=(*_notes(diagnosis, views), *_of_bf16(first, views), *_gaps(diagnosis, views)),
         output=output,
         judged_steps=(outcome := views["as_is"].outcome).steps,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
@@ -151,6 +154,24 @@ def report_of(
             for arm in (arms(views) if COMPILED in views else ())
         ),
     )
+
+
+def without_bf16(info: RunInfo) -> str:
+    """The GPU that the run computed on, or stood in for, where bf16 is emulated on it: "Tesla T4
+    (compute capability 7.5)". "" for every other machine, and where it is not known."""
+    machine = info.machine
+    if machine is None:
+        return ""
+    name, capability = machine.device_name, machine.capability
+    if machine.policy == "rehearsal":
+        try:
+            profile = profile_of(info.spec.rehearsed)
+        except BadInput:  # of an imported run
+            return ""
+        name, capability = profile.name, "{}.{}".format(*profile.capability)
+    elif not machine.device.startswith("cuda"):
+        return ""
+    return f"{name} (compute capability {capability})" if emulates_bf16(capability) else ""
 
 
 def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
@@ -239,6 +260,18 @@ def _of_gradients(run: RunView, fp32: RunView) -> list[str]:
         "At the first step, where the weights are the same, the gradients differ from the fp32 "
         f"control's by {found.error:.0%} of their norm, most in {found.parameter}. Healthy bf16 "
         "training stays below a third."
+    ]
+
+
+def _of_bf16(info: RunInfo, views: Mapping[str, RunView]) -> list[str]:
+    """Why a healthy run in bf16 is no fix, where the GPU cannot compute in it."""
+    gpu = without_bf16(info) if "bf16" in views else ""
+    if not gpu:
+        return []
+    return [
+        f"{gpu} has no bf16 instructions: there bf16 is emulated, which is slow, and is no fix. "
+        "What it has is fp16, with a loss scale, and fp32 where the range of fp16 is left. The run "
+        "in bf16 only shows whether that range is the trouble."
     ]
 
 

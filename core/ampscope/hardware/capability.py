@@ -108,6 +108,7 @@ CAPABILITIES: tuple[CapabilityRow, ...] = (
     CapabilityRow("12.x", "Blackwell (RTX)", 5, (*_HALVES, *_FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
 )
 _ROWS = {row.capability: row for row in CAPABILITIES}
+_BF16_FIRST = (8, 0)
 
 # Turing by name. Every GTX of capability 7.5 lacks Tensor Cores (the GTX 1650 that is cut from a
 # TU106 has them switched off); of the others, these are TU117, and the CMP 30HX is TU116.
@@ -141,6 +142,13 @@ def tensor_cores(capability: str | None, device_name: str) -> TensorCoreInfo:
     return TensorCoreInfo(
         capability, Presence.PRESENT, row.architecture, row.generation, row.dtypes, row.source
     )
+
+
+def emulates_bf16(capability: str | None) -> bool:
+    """Whether a GPU of this compute capability lacks bf16 instructions, which came with 8.0: what
+    is asked in bf16 is computed in fp32 there, and rounded. False where it is unknown."""
+    number = parse_capability(capability)
+    return number is not None and number < _BF16_FIRST
 
 
 def _turing_without(row: CapabilityRow, device_name: str) -> TensorCoreInfo:

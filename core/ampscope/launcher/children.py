@@ -159,6 +159,11 @@ def close_if_open(
 _NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
+# How the sentences on what a want of memory may have done begin.
+SIGKILLED = "The script was killed (SIGKILL)"
+NOT_STARTED = "The machine could not start a further process"
+
+
 def last_words(answer: str, output: str, who: str = "The script") -> str:
     """One sentence about a child that could not write how it ended.
 
@@ -176,15 +181,12 @@ def last_words(answer: str, output: str, who: str = "The script") -> str:
         case "flooded":
             return "The script was ended because it printed more than 256 MiB."
         case "nofork":
-            return "The machine could not start a further process: memory or process limit reached."
+            return f"{NOT_STARTED}: memory or process limit reached."
         case _ if answer.startswith("gone"):
             return f"The process that starts the runs ended early ({answer}). Is memory short?"
     status = int(answer or 0)
     if status == -signal.SIGKILL:
-        return (
-            "The script was killed (SIGKILL): by itself, by a user, or by the system because "
-            f"memory ran out.{said}"
-        )
+        return f"{SIGKILLED}: by itself, by a user, or by the system because memory ran out.{said}"
     if status < 0:
         name = signal.Signals(-status).name
         native = -status in _NATIVE

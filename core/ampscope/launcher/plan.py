@@ -1,6 +1,6 @@
 """Plan the runs of a diagnosis, and stop when the evidence suffices.
 
-    as_is and fp32 together  ->  rules  ->  a frozen scale, where every step was skipped
+    as_is and fp32           ->  rules  ->  a frozen scale, where every step was skipped
                              ->  compiled, where the script compiles; where eager code trains and
                                  compiled code computes otherwise, the layers of the compiler
                              ->  bf16, where something was found or is wrong
@@ -10,7 +10,8 @@
                              ->  the next finding's fixes, where none of the first one's cures, or
                                  only one that the next, its neighbour, shares
 
-The search for the smallest set of modules (:func:`smallest_set`) is here too.
+The first two run together, or one after the other where they would share a GPU. The search for the
+smallest set of modules (:func:`smallest_set`) is here too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from ampscope.diagnosis.cure import by_trials, is_cured, is_open, judged, wants_
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
-from ampscope.launcher.children import HeldTraceback
+from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.records import JUDGED_RANK, RunSpec
@@ -83,32 +84,48 @@ class DiagnosisPlan:
     @property
     def evidence(self) -> Evidence:
         """What the runs so far have shown, under the policy that they were made with."""
-        machine = self.done["as_is"].info.machine
-        return Evidence(self.views, machine.policy if machine else "native")
+        first = self.done["as_is"].info
+        policy = first.machine.policy if first.machine else "native"
+        emulates_bf16 = bool(result.without_bf16(first))
+        return Evidence(self.views, policy, emulates_bf16=emulates_bf16)
 
     def first_two(self, show: Say | None) -> None:
-        """The baseline run and its fp32 control, side by side."""
+        """The baseline run and its fp32 control: together, but for what shares a GPU, which has
+        memory for one run, and in compute mode EXCLUSIVE_PROCESS takes no second process."""
+        if self.runs.share_a_gpu():
+            self.say("baseline")
+            self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
+            self._judge_one_rank()
+            self.control("fp32")
+            return
         self.say("baseline and fp32")
         first = self.runs.start("as_is")
         second = self.runs.start("fp32", parent=first)
         self._keep("as_is", self.runs.wait(first, show, self.say))
         self._keep("fp32", self.runs.wait(second, say=self.say))
-        # Two runs at a time can want one thing, such as the port of torch.distributed.
-        if _collided(self.views["as_is"]) or self._shared(first):
+        if self._is_disturbed("as_is", first):
             self._keep("as_is", self.runs.run("as_is"))
-        if _collided(self.views["fp32"]) or self._shared(second):
+        if self._is_disturbed("fp32", second):
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
         self._judge_one_rank()
 
+    def _is_disturbed(self, control: str, run_id: str) -> bool:
+        """Whether one of two runs at a time may have failed because of the other: it lacked what
+        the other had taken, or stopped before it wrote what both share."""
+        if _lacked(self.done[control], self.views[control]):
+            self.say(f"{control} again, alone: there was not enough for two runs at a time")
+            return True
+        return self._shared(run_id)
+
     def _judge_one_rank(self) -> None:
         """Controls are compared by the rank that the baseline is judged by, which is known when
-        that has ended: the fp32 control beside it may have taken another rank's observations."""
+        that has ended: an fp32 control beside it may have taken another rank's observations."""
         judged = self.views["as_is"].outcome
         if judged.ranks < 2:
             return
         settings = (*self.runs.spec.settings, (JUDGED_RANK, str(judged.rank)))
         self.runs.spec = replace(self.runs.spec, settings=settings)
-        other = self.views["fp32"].outcome
+        other = self.views["fp32"].outcome if "fp32" in self.views else judged
         if other.ranks > 1 and other.rank != judged.rank:
             self.say(f"fp32 again: rank {judged.rank} is the one to judge")
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
@@ -149,7 +166,7 @@ class DiagnosisPlan:
 
     def ahead(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
-        if isinstance(self.runs, SubmittedRuns):
+        if isinstance(self.runs, SubmittedRuns) and not self.runs.share_a_gpu():
             parent = self.done["as_is"].info.id
             for control in controls:
                 if control not in self.views and control not in self._ahead:
@@ -185,8 +202,8 @@ class DiagnosisPlan:
                 return
         if may_search and self._search(finding):
             return
-        if finding.cause in result.SEARCHED and all(t.control != "bf16" for t in self.trials):
-            self._run_trial(finding, "bf16", result.USE_BF16)
+        if finding.cause in result.SEARCHED:
+            self._try_bf16(finding)
 
     def settled(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings in the order that the trials give them: where no fix of the first one cures,
@@ -207,9 +224,17 @@ class DiagnosisPlan:
     def _run_trial(self, finding: Finding, control: str, fix: Fix) -> bool:
         extra = Control(control).in_fp32 if fix.kind == "lower_lr" else ""
         view = self.control(control)
+        if view.outcome.is_out_of_memory:  # that says nothing of the fix
+            return False
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
         return cured is not False
+
+    def _try_bf16(self, finding: Finding) -> bool:
+        """Run it in bf16, once, where the GPU has bf16."""
+        if self.evidence.emulates_bf16 or any(t.control == "bf16" for t in self.trials):
+            return False
+        return self._run_trial(finding, "bf16", result.USE_BF16)
 
     def _run_more_lines(self, finding: Finding, control: str) -> bool:
         """Several lines may overflow, each by itself. Where one of them in fp32 does not cure, that
@@ -238,15 +263,13 @@ class DiagnosisPlan:
             return seen[control] is not False
 
         names = result.modules_with_parameters(self.views["as_is"])
-        if self._is_everywhere(names) and self._run_trial(finding, "bf16", result.USE_BF16):
+        if self._is_everywhere(names) and self._try_bf16(finding):
             return True
         found = smallest_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = Control.of(fp32_modules=found)
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
-            tried = any(t.control == "bf16" for t in self.trials)
-            is_all = result.is_everything(control, self.views["as_is"]) and not tried
-            if is_all and self._run_trial(finding, "bf16", result.USE_BF16):
+            if result.is_everything(control, self.views["as_is"]) and self._try_bf16(finding):
                 return True
             self._tried(control, finding.verdict.fix, cured=seen[control])
         return bool(found)
@@ -324,9 +347,20 @@ def _is_in(path: str, holder: str) -> bool:
     return path.startswith(f"{holder}.")
 
 
-def _collided(view: RunView) -> bool:
-    text = view.outcome.error_text
-    return any(word in text for word in ("EADDRINUSE", "ddress already in use"))
+# What a run says that lacks what another has: the port of torch.distributed; a GPU in compute mode
+# EXCLUSIVE_PROCESS (cudaErrorDevicesUnavailable); memory for a handle of cuBLAS or cuDNN.
+_LACKS = (
+    "EADDRINUSE", "ddress already in use", "busy or unavailable", "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+)  # fmt: skip
+
+
+def _lacked(run: ScriptRun, view: RunView) -> bool:
+    """Whether a run ended for want of memory, of a port or of the device."""
+    outcome = view.outcome
+    if outcome.ended == "killed":  # by the system, where all memory is taken
+        return run.info.message.startswith((SIGKILLED, NOT_STARTED))
+    return outcome.is_out_of_memory or any(word in outcome.error_text for word in _LACKS)
 
 
 def _silent(_: str) -> None:

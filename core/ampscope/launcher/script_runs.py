@@ -26,6 +26,7 @@ from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.files import TemporaryFolder, throw_away
 from ampscope.frameworks.adapters import can_apply
 from ampscope.frameworks.pythons import TORCH, python_for, with_package
+from ampscope.hardware.describe import describe_machine, uses_cuda
 from ampscope.launcher.children import (
     Followed,
     as_text,
@@ -141,6 +142,16 @@ class ScriptRuns:
     def can_apply(self, control: str) -> bool:
         """Whether the script's framework has this control or intervention."""
         return self.spec.framework == TORCH or can_apply(control)
+
+    def share_a_gpu(self) -> bool:
+        """Whether two runs at a time may use one GPU. That a script trains on the CPU although
+        there is a GPU is not known before it has run."""
+        machine = describe_machine()
+        if self.spec.framework != TORCH:  # how that was built is not known
+            return bool(machine.gpus)
+        built = {"ROCm": machine.software.torch_hip, "XPU": machine.software.torch_xpu}
+        others = any(built.get(found.backend) for found in machine.accelerators)
+        return uses_cuda(machine) or others
 
     def __exit__(self, *error: object) -> None:
         try:

@@ -124,6 +124,10 @@ class SubmittedRuns(ScriptRuns):
             observations = tuple(reader.observations(run_id))
         return ScriptRun(info, observations, said)
 
+    def share_a_gpu(self) -> bool:
+        """Only this machine's: an engine gives each job its own GPU."""
+        return self._engine == "local" and super().share_a_gpu()
+
     def first_to_share(self) -> str:
         """Nothing: jobs do not see each other's locks (docs/rehearsal.md)."""
         return ""

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.patches import Patches
-from ampscope.runner.controls import autocast_as, scalers_off, tf32_held
+from ampscope.runner.controls import autocast_as, device_type_of, scalers_off, tf32_held
 from ampscope.runner.interventions import add_scaler
 from ampscope.runner.script_main import stage
 from ampscope.runner.script_text import execute
@@ -91,7 +91,9 @@ def _autocast_around_steps(
         nonlocal lacks_scaler
         if clock.region.is_open:
             return original(module, *args, **kwargs)
-        kind = _device_type(module)
+        kind = device_type_of(module)
+        if not kind:  # a transform or a loss: without parameters it is no model
+            return original(module, *args, **kwargs)
         if torch.is_autocast_enabled(kind):
             if torch.get_autocast_dtype(kind) is not dtype:
                 clock.foreign = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
@@ -130,11 +132,6 @@ class Region:
         """Again does nothing."""
         self.is_open = False
         self._stack.close()
-
-
-def _device_type(module: nn.Module) -> str:
-    parameter = next(module.parameters(), None)
-    return "cpu" if parameter is None else parameter.device.type
 
 
 # A clock at an untouched script's optimizer steps: time, loss and memory, and nothing else.

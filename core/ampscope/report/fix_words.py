@@ -272,8 +272,9 @@ def as_fp32(value):
 
 def autocast_off():
     stack = contextlib.ExitStack()
-    for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        stack.enter_context(torch.autocast(device_type, enabled=False))
+    for device_type in ("cpu", "cuda", "mps", "xpu"):
+        if torch.is_autocast_enabled(device_type):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
     return stack
 
 

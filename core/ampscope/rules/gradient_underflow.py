@@ -81,7 +81,7 @@ def check(evidence: Evidence) -> Verdict:
         words = f"at a loss scale by hand of {by_hand:,.6g}"
     fix = RAISE if run.has_scaler else ADD if by_hand is None else RAISE_BY_HAND
     if run.has_scaler and run.leading_skips:
-        fix = TOO_WIDE
+        fix = IN_FP32 if evidence.emulates_bf16 else TOO_WIDE
     measured = (
         Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", step),
         Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
@@ -123,6 +123,13 @@ TOO_WIDE = Fix(
     "with torch.autocast(device, dtype=torch.bfloat16):  # and no GradScaler\n"
     "    loss = loss_fn(model(x), y)\n",
     ("bf16",),
+)
+IN_FP32 = Fix(
+    "rewrite_op",
+    "Compute in fp32 what overflows at a larger loss scale, then raise the scale: it came down to "
+    "this one because of that.",
+    "with torch.autocast(device, enabled=False):\n"
+    "    ...  # what overflows, with its inputs as x.float()\n",
 )
 RAISE_BY_HAND = Fix(
     "change_scale",

@@ -70,6 +70,7 @@ def check(evidence: Evidence) -> Verdict:
     made_at = next((c.made_at for c in run.calls if c.name == "backward" and c.made_at), "")
     if op is not None and made_at not in ("", op.line):
         op = None  # the gradient overflows elsewhere
+    or_bf16 = "" if evidence.emulates_bf16 else ", or use bf16"
     return Verdict(
         Status.FOUND,
         f"The loss is about {loss:,.6g} and {words}.",
@@ -85,7 +86,7 @@ def check(evidence: Evidence) -> Verdict:
         ),
         fix=Fix(
             "rewrite_op",
-            "Average the loss instead of summing it, or use bf16.",
+            f"Average the loss instead of summing it{or_bf16}.",
             "loss = criterion(output, target)  # reduction='mean'\n",
             ("bf16",),
         ),

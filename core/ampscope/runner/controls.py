@@ -10,6 +10,7 @@ nothing comes of it; :mod:`ampscope.runner.interventions` holds the others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -231,9 +232,10 @@ def parameters_fp32() -> Iterator[None]:
         if module not in called_once:
             called_once.add(module)
             cast_back(module.parameters())
-        if not seen or torch.is_autocast_enabled("cpu"):
+        kind = device_type_of(module, *args, *kwargs.values()) if seen else ""
+        if not kind or torch.is_autocast_enabled(kind):
             return original(module, *args, **kwargs)
-        with torch.autocast("cpu", dtype=seen[-1]):
+        with torch.autocast(kind, dtype=seen[-1]):
             return original(module, *args, **kwargs)
 
     def default(original: Any, asked: torch.dtype) -> None:
@@ -249,6 +251,16 @@ def parameters_fp32() -> Iterator[None]:
         patches.wrap(nn.Module, "__call__", called)
         patches.wrap(Optimizer, "add_param_group", group_added)
         yield
+
+
+def device_type_of(module: nn.Module, *inputs: object) -> str:
+    """The kind of device that a call of ``module`` computes on, as autocast names it: that of its
+    first parameter, else of the first floating-point tensor among ``inputs``. "" where there is
+    none, or no autocast for it ("meta")."""
+    tensors = (one for one in inputs if isinstance(one, Tensor) and one.is_floating_point())
+    first = next(itertools.chain(module.parameters(), tensors), None)
+    kind = "" if first is None else first.device.type
+    return kind if kind and torch.amp.is_autocast_available(kind) else ""
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 Lines ``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S<TAB>VIEW`` come on standard input, VIEW being the folder
 of a private view of the files (ampscope.runner.private_files) or empty; ``RUN_ID<TAB>STATUS`` goes
-to standard output when a run has ended: its exit status (negative for a signal), or one of the
-words ``hung``, ``flooded`` and ``nofork``. How a process is started is the caller's:
+to standard output when a run and all that it started have ended, so that no GPU's memory is theirs
+any more: its exit status (negative for a signal), or one of the words ``hung``, ``flooded`` and
+``nofork``. How a process is started is the caller's:
 ampscope.runner.fork_server forks, ampscope.frameworks.server starts another Python.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.02
+GONE_WITHIN_S = 5.0  # what a run has left behind, once it is killed; a driver frees memory slowly
 MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints fills a disk
 HUNG, FLOODED, NO_FORK = "hung", "flooded", "nofork"
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -35,6 +37,7 @@ class _Child:
     outputs: tuple[Path, ...]
     deadline: float
     killed_for: str = ""
+    status: int | None = None  # of its own process, which has ended
 
 
 def serve(start: Start) -> None:
@@ -57,10 +60,12 @@ def serve(start: Start) -> None:
                 _start(line.decode(), start, children)
         elif not open_input:
             time.sleep(POLL_S)
-            for pid in children:
-                _kill(pid)
+            for pid, child in children.items():
+                if child.status is None:
+                    _kill(pid)
         _end_what_must(children)
         _reap(children)
+        _answer_what_ended(children)
 
 
 def adopt_orphans() -> None:
@@ -90,7 +95,7 @@ def _start(line: str, start: Start, children: dict[int, _Child]) -> None:
 def _end_what_must(children: dict[int, _Child]) -> None:
     """A child's own watchdog cannot end it while native code keeps Python's lock."""
     for pid, child in children.items():
-        if child.killed_for:
+        if child.killed_for or child.status is not None:
             continue
         if time.monotonic() > child.deadline:
             child.killed_for = HUNG
@@ -108,10 +113,31 @@ def _reap(children: dict[int, _Child]) -> None:
             return
         if not pid:
             return
-        child = children.pop(pid, None)
+        child = children.get(pid)
         if child is not None:
             _kill(pid)  # what the script started and left behind is in its group
-            answer(child.run_id, child.killed_for or os.waitstatus_to_exitcode(status))
+            child.status = os.waitstatus_to_exitcode(status)
+            child.deadline = time.monotonic() + GONE_WITHIN_S
+
+
+def _answer_what_ended(children: dict[int, _Child]) -> None:
+    for pid, child in list(children.items()):
+        if child.status is None:
+            continue
+        if not _is_group(pid) or time.monotonic() > child.deadline:
+            del children[pid]
+            answer(child.run_id, child.killed_for or child.status)
+
+
+def _is_group(pid: int) -> bool:
+    """Whether a process of the child's group is left."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
 
 
 def _kill(pid: int) -> None:

@@ -66,7 +66,7 @@ class CallLog(StepListener):
 
     def resume(self) -> None:
         """The log begins within a script that has run: an autocast region may be open."""
-        kinds = (kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind))
+        kinds = (kind for kind in ("cuda", "cpu", "mps", "xpu") if torch.is_autocast_enabled(kind))
         self._open = [dtype_name(torch.get_autocast_dtype(kind)) for kind in kinds][:1]
         self._watch.autocast = self._open[-1] if self._open else ""
 
