@@ -12,7 +12,7 @@ import streamlit as st
 
 from ampscope.analysis import telemetry
 from ampscope.analysis.telemetry import Usage
-from ampscope.hardware.describe import HardwareReport, describe_machine, one_line
+from ampscope.hardware.describe import HardwareReport, describe_machine, one_line, unused_gpu
 from ampscope.records import RunInfo, Sample, StepRecord
 from ampscope.store.reader import Reader
 from app import chart, links, states, store
@@ -32,6 +32,14 @@ def machine_report() -> HardwareReport:
 def machine_line() -> None:
     """Device, capability, torch and policy in one line."""
     st.caption(escape(one_line(machine_report())))
+    warn_of_unused_gpu()
+
+
+def warn_of_unused_gpu() -> None:
+    """Where something is started or read: that torch cannot use the GPU that is here."""
+    sentence = unused_gpu(machine_report())
+    if sentence:
+        st.warning(escape(sentence))
 
 
 # Sections of the Telemetry page.
