@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import flop_registry
 
 from ampscope import records
 from ampscope.capture.model_map import ModelMap, Numbers
-from ampscope.capture.op_trace import OpPlace
+from ampscope.capture.op_trace import ATTENTION_FORMULAS, OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
 from ampscope.capture.training_events import StepEvents, StepListener
@@ -78,7 +78,12 @@ def measure(
         writer.add_result(matmul)
         writer.flush_if_due()
     writer.flush()
-    return f"{not_alone} of {len(order)} matmuls could not be run alone." if not_alone else ""
+    notes = [f"{not_alone} of {len(order)} matmuls could not be run alone."] if not_alone else []
+    if unknown := {one.unknown for one in found if one.unknown}:
+        notes.append(
+            f"torch has no FLOPs for {', '.join(sorted(unknown))}; shares of FLOPs leave it out."
+        )
+    return " ".join(notes)
 
 
 def _step(training: Training) -> RecordedStep:
@@ -143,9 +148,7 @@ def _flops(one: Found) -> int:
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    # absent from torch's registry
-    _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    **ATTENTION_FORMULAS,
 }
 _MASK = 10  # position of output_mask in convolution_backward
 
@@ -164,6 +167,7 @@ class Found:
     dtype: str  # computed in; "tf32" is fp32 tensors with TF32 switched on
     flops: int  # of one call
     moved_bytes: int  # likewise
+    unknown: str = ""  # why torch has no FLOPs for it; they are 0 then
     places: Counter[tuple[int, str]] = field(default_factory=Counter)  # (module, phase) -> calls
 
 
@@ -223,12 +227,16 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             out = func(*args, **kwargs)
         if number == len(self.found):
             self.device = self.device or _device(args)
-            flops = int(formula(*args, **kwargs, out_val=out))
+            flops, unknown = 0, ""
+            try:
+                flops = int(formula(*args, **kwargs, out_val=out))
+            except Exception as error:  # a form of the op that the formula does not know
+                unknown = f"{call.op}: {type(error).__name__}"
             if call.part == WEIGHT_GRADIENT:
                 # torch's formula takes every input channel with every output channel, and a
                 # grouped convolution takes only those of one group with each other.
                 flops //= call.groups
-            self.found.append(Found(call, dtype, flops, step_moved_bytes(call, out)))
+            self.found.append(Found(call, dtype, flops, step_moved_bytes(call, out), unknown))
         self.found[number].places[self._place.now()] += 1
         return out
 
