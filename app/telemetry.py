@@ -158,6 +158,12 @@ def _gpu(used: Usage) -> str:
     return " ".join(parts)
 
 
+INSTRUMENTS_MEMORY = (
+    "A probe's includes its instruments: an fp32 shadow of the model and kept tensors. What the "
+    "training alone takes is measured by ampscope compare."
+)
+
+
 def key_figures(found: Telemetry) -> list[KeyFigure]:
     """Load, memory, energy, clock; what was not read says so."""
     used = found.usage
@@ -167,10 +173,11 @@ def key_figures(found: Telemetry) -> list[KeyFigure]:
         load = KeyFigure("Other processes", _percent(used.others_percent), others)
     else:
         load = KeyFigure("GPU busy", _percent(used.busy_percent), f"{readings} A kernel ran.")
+    kept = f" {INSTRUMENTS_MEMORY}" if found.run.spec.is_training else ""
     memory = KeyFigure(
         "Peak memory",
         size(used.own_memory_bytes),
-        f"Of the run's own process. By all processes: {size(used.memory_bytes)} at most.",
+        f"Of the run's own process. By all processes: {size(used.memory_bytes)} at most.{kept}",
     )
     return [load, memory, _energy(used), _clock(found)]
 

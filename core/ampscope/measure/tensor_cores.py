@@ -68,17 +68,27 @@ def measure(
         writer.add_result(rate)
     writer.flush()
     order = sorted(range(len(found)), key=lambda i: -_flops(found[i]))
-    not_alone = 0
+    not_alone = launches = 0
     for done, number in enumerate(order):
         if is_cancelled():
             raise Cancelled(f"Cancelled after {done} of {len(order)} matmuls.")
         kernels = step.kernels.get(number, ())
         matmul = measured(found[number], step.names, kernels, device)
         not_alone += bool(matmul.note)
+        launches += (
+            device.type == "cuda"
+            and matmul.timing is not None
+            and (matmul.timing.median_s < LAUNCH_S)
+        )
         writer.add_result(matmul)
         writer.flush_if_due()
     writer.flush()
     notes = [f"{not_alone} of {len(order)} matmuls could not be run alone."] if not_alone else []
+    if launches:
+        notes.append(
+            f"{launches} of {len(order)} matmuls last less than {LAUNCH_S * 1e6:.0f} µs: their rates "
+            "are those of launches, not of the GPU."
+        )
     if unknown := {one.unknown for one in found if one.unknown}:
         notes.append(
             f"torch has no FLOPs for {', '.join(sorted(unknown))}; shares of FLOPs leave it out."
@@ -280,6 +290,7 @@ def _computed_in(call: MatmulCall, args: tuple[Any, ...]) -> str:
 # All on random data of the same shapes, dtypes and strides, under autograd's no_grad.
 
 
+LAUNCH_S = 10e-6  # what takes less on CUDA may wait for its launch
 BUDGET_S = 0.15  # of one timing: 5 calls at least, 200 at most
 LEAST_CALLS = 5
 # A ceiling is the best of growing square matmuls; it stops growing when a call takes so long.
