@@ -86,8 +86,8 @@ def measure(
     notes = [f"{not_alone} of {len(order)} matmuls could not be run alone."] if not_alone else []
     if launches:
         notes.append(
-            f"{launches} of {len(order)} matmuls last less than {LAUNCH_S * 1e6:.0f} µs: their rates "
-            "are those of launches, not of the GPU."
+            f"{launches} of {len(order)} matmuls last less than {LAUNCH_S * 1e6:.0f} µs: their "
+            "rates are those of launches, not of the GPU."
         )
     if unknown := {one.unknown for one in found if one.unknown}:
         notes.append(
