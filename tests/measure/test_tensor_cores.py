@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,6 +162,19 @@ def test_a_matmul_without_a_formula_for_its_form_is_measured_all_the_same(
     names = dict.fromkeys(range(3), "")
     alone = measured(next(f for f in found if f.unknown), names, (), CPU)
     assert alone.timing is not None
+    assert "AssertionError" in tensor_cores.notes(found, [alone], CPU)
+
+
+@pytest.mark.parametrize(("median_s", "device", "says"), [
+    (4e-6, "cuda", True), (4e-6, "cpu", False), (4e-5, "cuda", False),
+])  # fmt: skip
+def test_a_rate_of_launches_is_called_so(median_s: float, device: str, says: bool) -> None:
+    (found,) = traced(nn.Linear(4, 4, bias=False), torch.randn(2, 4))[:1]
+    alone = measured(found, dict.fromkeys(range(3), ""), (), CPU)
+    assert alone.timing is not None
+    alone = replace(alone, timing=replace(alone.timing, median_s=median_s))
+    said = tensor_cores.notes([found], [alone], torch.device(device))
+    assert ("1 of 1 matmuls last less than 10 µs" in said) is says
 
 
 @pytest.mark.parametrize(

@@ -68,32 +68,32 @@ def measure(
         writer.add_result(rate)
     writer.flush()
     order = sorted(range(len(found)), key=lambda i: -_flops(found[i]))
-    not_alone = launches = 0
+    alone: list[records.Matmul] = []
     for done, number in enumerate(order):
         if is_cancelled():
             raise Cancelled(f"Cancelled after {done} of {len(order)} matmuls.")
         kernels = step.kernels.get(number, ())
-        matmul = measured(found[number], step.names, kernels, device)
-        not_alone += bool(matmul.note)
-        launches += (
-            device.type == "cuda"
-            and matmul.timing is not None
-            and (matmul.timing.median_s < LAUNCH_S)
-        )
-        writer.add_result(matmul)
+        alone.append(measured(found[number], step.names, kernels, device))
+        writer.add_result(alone[-1])
         writer.flush_if_due()
     writer.flush()
-    notes = [f"{not_alone} of {len(order)} matmuls could not be run alone."] if not_alone else []
-    if launches:
-        notes.append(
-            f"{launches} of {len(order)} matmuls last less than {LAUNCH_S * 1e6:.0f} µs: their "
-            "rates are those of launches, not of the GPU."
+    return notes(found, alone, device)
+
+
+def notes(found: list[Found], alone: list[records.Matmul], device: torch.device) -> str:
+    """What the figures of a step do not hold, in a sentence each."""
+    said = []
+    if count := sum(bool(one.note) for one in alone):
+        said.append(f"{count} of {len(alone)} matmuls could not be run alone.")
+    times = [one.timing.median_s for one in alone if one.timing and device.type == "cuda"]
+    if count := sum(time_s < LAUNCH_S for time_s in times):
+        said.append(
+            f"{count} of {len(alone)} matmuls last less than {LAUNCH_S * 1e6:.0f} µs: their rates "
+            "are those of launches, not of the GPU."
         )
-    if unknown := {one.unknown for one in found if one.unknown}:
-        notes.append(
-            f"torch has no FLOPs for {', '.join(sorted(unknown))}; shares of FLOPs leave it out."
-        )
-    return " ".join(notes)
+    if unknown := sorted({one.unknown for one in found if one.unknown}):
+        said.append(f"torch has no FLOPs for {', '.join(unknown)}; shares of FLOPs leave it out.")
+    return " ".join(said)
 
 
 def _step(training: Training) -> RecordedStep:
