@@ -43,9 +43,12 @@ class Results:
         return bool(self.summary.get("card")) and not self.summary["dry"]
 
     def figures(self, part: str, pattern: str = "*") -> dict[str, dict[str, Any]]:
-        """What the part found on the card, by name."""
+        """What the part found on the card, by name. A part that was not run again on this card, and
+        still stands in the files from another, has found nothing."""
         document = self.documents.get(part, {})
-        found = {} if document.get("dry", True) else document["figures"]
+        where = document.get("setting", {}).get("gpu")
+        is_of_the_card = where in (None, self.summary.get("card", {}).get("name"))
+        found = document["figures"] if is_of_the_card and not document.get("dry", True) else {}
         return {name: f for name, f in found.items() if fnmatchcase(name, pattern)}
 
     def value(self, part: str, name: str) -> float | None:
@@ -100,9 +103,10 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
     return [*lines, *(f"| {' | '.join(row)} |" for row in kept), ""]
 
 
-def joined(lines: Sequence[str]) -> str:
-    """A section, which ends without a blank line."""
-    return "\n".join(lines).strip("\n")
+def joined(found: Results, lines: Sequence[str]) -> str:
+    """A section, which names the card and ends without a blank line."""
+    text = "\n".join(lines).strip("\n") or "Nothing of this was measured there."
+    return f"{found.card()}.\n\n{text}"
 
 
 def rows_of(found: Results, part: str, columns: Sequence[str], form: str) -> list[list[str]]:
@@ -135,8 +139,8 @@ def readme_line(found: Results) -> str:
     faster = found.value("compare", "fp32 over bf16")
     if faster is not None:
         parts.append(f"bf16 is {faster:.1f} times as fast as fp32 there")
-    said = "; ".join(parts) or "no figure is believable"
-    return f"- On CUDA ({found.card()}): {said}. See [hardware.md](docs/hardware.md)."
+    said = f": {'; '.join(parts)}" if parts else ""
+    return f"- On CUDA ({found.card()}){said}. See [hardware.md](docs/hardware.md#on-a-gpu)."
 
 
 def readme_limits(found: Results) -> str:
@@ -170,8 +174,7 @@ def cost(found: Results) -> str:
             strict=True,
         )
     ]
-    lines = [f"{found.card()}.", ""]
-    lines += table(
+    lines = table(
         "A step with a watch over the bare step, median:",
         ["model", *WATCHES, "bare step, ms"],
         bare,
@@ -188,7 +191,7 @@ def cost(found: Results) -> str:
         [[name, found.text("kernel", full, ".2f")] for full, name in kernels.items()],
     )
     lines += found.left_out("overhead", "price", "kernel")
-    return joined(lines)
+    return joined(found, lines)
 
 
 def hardware(found: Results) -> str:
@@ -199,8 +202,7 @@ def hardware(found: Results) -> str:
             "and there is no figure of a GPU on this page."
         )
     dtypes = ("fp64", "fp32", "tf32", "bf16", "fp16", "int8", "e4m3")
-    lines = [f"{found.card()}.", ""]
-    lines += table(
+    lines = table(
         "",
         ["dtype", "reached, TFLOP/s"],
         [[dtype, found.text("ceilings", dtype)] for dtype in dtypes],
@@ -230,26 +232,26 @@ def hardware(found: Results) -> str:
             rows_of(found, part, ("used", "unknown"), ".1%"),
         )
     lines += found.left_out("ceilings", "compare", "cores", "more-cores")
-    return joined(lines)
+    return joined(found, lines)
 
 
 def rehearsal(found: Results) -> str:
     if not found.is_measured:
         return "No GPU was at hand: no rehearsal was compared with a run on a device."
     lines = table(
-        f"The same run on a device ({found.card()}) and rehearsed, at its first step:",
+        "The same run on the device and rehearsed, at its first step:",
         ["run", "ops that differ", "elements in another bin, share"],
         rows_of(found, "rehearsed", ("ops_that_differ", "share_in_another_bin"), ".3g"),
     )
     lines += found.left_out("rehearsed")
-    return joined(lines)
+    return joined(found, lines)
 
 
 def accuracy(found: Results) -> str:
     if not found.is_measured:
         return "No GPU was at hand: no script was diagnosed on a device."
     lines = table(
-        f"Diagnosed on a device ({found.card()}); 1 is yes:",
+        "Diagnosed on the device; 1 is yes:",
         ["script", "right cause", "fix verified", "seconds", "runs"],
         [
             row
@@ -258,7 +260,7 @@ def accuracy(found: Results) -> str:
         ],
     )
     lines += found.left_out("diagnose", "zoo")
-    return joined(lines)
+    return joined(found, lines)
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Results], str]], ...] = (

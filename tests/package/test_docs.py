@@ -139,6 +139,17 @@ def test_a_run_on_a_card_fills_the_pages(page: str, print_gpu: ModuleType, tmp_p
     assert print_gpu.replaced(page, changed, found) != changed
 
 
+def test_figures_of_another_card_are_left_out(print_gpu: ModuleType, tmp_path: Path) -> None:
+    path = files_of_a_run(tmp_path) / "hardware.json"
+    files = json.loads(path.read_text())
+    files["parts"]["ceilings"]["setting"] = {"gpu": "NVIDIA H200"}
+    files["parts"]["compare"]["setting"] = {"gpu": "NVIDIA H100 80GB HBM3"}
+    path.write_text(json.dumps(files))
+    page = print_gpu.hardware(print_gpu.read(tmp_path))
+    assert "702" not in page
+    assert "22.46" in page
+
+
 def test_a_dry_run_fills_no_page(print_gpu: ModuleType, tmp_path: Path) -> None:
     found = print_gpu.read(files_of_a_run(tmp_path, dry=True))
     nothing = print_gpu.read(tmp_path / "absent")
