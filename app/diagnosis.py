@@ -32,7 +32,7 @@ from ampscope.report.run_words import file_name
 from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
-from app import chart, links, options, permissions, states, store
+from app import chart, links, options, permissions, states, store, telemetry
 from app.figures.training import Curve, control_losses
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
@@ -81,6 +81,7 @@ def offer_script(*, is_open: bool) -> None:
     folder = options.current().scripts
     files = workload_choice.listed(folder).files
     with st.expander("Diagnose a script", expanded=is_open, icon=":material/play_arrow:"):
+        telemetry.warn_of_unused_gpu()
         if folder is None or not files:
             none = "It holds no Python file. " if folder else ""
             st.markdown(

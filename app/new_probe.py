@@ -124,6 +124,7 @@ def _precisions(default: str) -> list[str]:
 
 
 def _where(spec: RunSpec) -> RunSpec:
+    telemetry.warn_of_unused_gpu()
     report = telemetry.machine_report()
     gpus = [f"cuda:{gpu.index}" for gpu in report.gpus] if uses_cuda(report) else []
     devices = ["auto", *gpus, "cpu"]

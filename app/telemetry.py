@@ -12,7 +12,7 @@ import streamlit as st
 
 from ampscope.analysis import telemetry
 from ampscope.analysis.telemetry import Usage
-from ampscope.hardware.describe import HardwareReport, describe_machine, one_line
+from ampscope.hardware.describe import HardwareReport, describe_machine, one_line, unused_gpu
 from ampscope.records import RunInfo, Sample, StepRecord
 from ampscope.store.reader import Reader
 from app import chart, links, states, store
@@ -32,6 +32,14 @@ def machine_report() -> HardwareReport:
 def machine_line() -> None:
     """Device, capability, torch and policy in one line."""
     st.caption(escape(one_line(machine_report())))
+    warn_of_unused_gpu()
+
+
+def warn_of_unused_gpu() -> None:
+    """Where something is started or read: that torch cannot use the GPU that is here."""
+    sentence = unused_gpu(machine_report())
+    if sentence:
+        st.warning(escape(sentence))
 
 
 # Sections of the Telemetry page.
@@ -150,6 +158,12 @@ def _gpu(used: Usage) -> str:
     return " ".join(parts)
 
 
+INSTRUMENTS_MEMORY = (
+    "A probe's includes its instruments: an fp32 shadow of the model and kept tensors. What the "
+    "training alone takes is measured by ampscope compare."
+)
+
+
 def key_figures(found: Telemetry) -> list[KeyFigure]:
     """Load, memory, energy, clock; what was not read says so."""
     used = found.usage
@@ -159,10 +173,11 @@ def key_figures(found: Telemetry) -> list[KeyFigure]:
         load = KeyFigure("Other processes", _percent(used.others_percent), others)
     else:
         load = KeyFigure("GPU busy", _percent(used.busy_percent), f"{readings} A kernel ran.")
+    kept = f" {INSTRUMENTS_MEMORY}" if found.run.spec.is_training else ""
     memory = KeyFigure(
         "Peak memory",
         size(used.own_memory_bytes),
-        f"Of the run's own process. By all processes: {size(used.memory_bytes)} at most.",
+        f"Of the run's own process. By all processes: {size(used.memory_bytes)} at most.{kept}",
     )
     return [load, memory, _energy(used), _clock(found)]
 

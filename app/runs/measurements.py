@@ -42,6 +42,7 @@ def form(doing: str, size: str) -> tuple[Choice, DeltaGenerator, bool] | None:
     what, how = st.columns(2, gap="large")
     with what:
         choice = workload_choice.pick_workload(RunSpec(workload="gpt", size=size))
+    telemetry_view.warn_of_unused_gpu()
     return choice, how, uses_cuda(telemetry_view.machine_report())
 
 

@@ -61,6 +61,15 @@ def test_a_cpu_run(store_path: Path, open_page: Open) -> None:
     }
 
 
+def test_a_probes_memory_says_that_its_instruments_are_in_it(
+    store_path: Path, open_page: Open
+) -> None:
+    """On CUDA the fp32 shadow alone may double it."""
+    app = open_page("telemetry", run=recorded(store_path, gpu(10)))
+    (memory,) = [m for m in app.metric if m.label == "Peak memory"]
+    assert "shadow" in memory.help
+
+
 def test_a_gpu_that_was_held_back(store_path: Path, open_page: Open) -> None:
     held = throttled(gpu(10), "power cap", 1, 41)
     run_id = recorded(store_path, [*held, *cpu(10)])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import builtins
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ampscope.hardware import gpu as room
 from ampscope.hardware import gpu as talk
+from ampscope.hardware.describe import one_line, sentence
 from ampscope.hardware.gpu import read_gpus
+from tests.helpers.hardware_reports import CPU_TORCH, report
 from tests.helpers.nvml_replay import (
     A100_MIG,
     DRIVER_NOT_LOADED,
@@ -41,6 +45,29 @@ def test_nvml_that_does_not_start_is_one_sentence(code: int, words: str) -> None
     assert words in survey.message
     assert survey.message.endswith(".")
     assert (survey.gpus, survey.driver, survey.cuda_driver) == ((), None, None)
+
+
+@pytest.mark.parametrize("file", ["nvidia0", "nvhost-gpu"])
+def test_no_nvml_is_not_no_cuda(tmp_path: Path, file: str) -> None:
+    """In a container without the driver's utility part, and on a Jetson, torch sees the GPU."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / file).touch()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    survey = read_gpus(ReplayedNvml(start=Refusal(LIBRARY_NOT_FOUND)), tmp_path)
+    assert f"/dev/{file}" in survey.message
+    machine = replace(report(), nvidia=survey)
+    assert "no CUDA" not in one_line(machine)
+    assert "Probes run on the CPU" not in sentence(machine)
+    without_cuda = replace(machine, software=CPU_TORCH)
+    assert "no CUDA" in one_line(without_cuda)
+    assert "Probes run on the CPU" in sentence(without_cuda)
+
+
+@pytest.mark.parametrize("code", [LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED])
+def test_where_no_device_file_is_nothing_is_guessed(tmp_path: Path, code: int) -> None:
+    survey = read_gpus(ReplayedNvml(start=Refusal(code)), tmp_path)
+    assert survey.unread == ""
+    assert "no CUDA" in one_line(replace(report(), nvidia=survey))
 
 
 def test_a_driver_without_a_gpu() -> None:

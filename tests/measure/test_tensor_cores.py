@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from ampscope.analysis.tensor_core_use import CoreVerdict, core_use
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.op_trace import _of_attention
 from ampscope.errors import BadInput, Cancelled
+from ampscope.measure import tensor_cores
 from ampscope.measure.kernel_log import OneDnnLog, implementations, kernels_by_matmul
 from ampscope.measure.matmuls import MatmulCall, TensorArgument
 from ampscope.measure.tensor_cores import Found, StepTrace, ceiling, copy_ceiling, measured
@@ -123,6 +126,55 @@ def test_attention_is_a_matmul_on_a_cpu_too() -> None:
     assert found.call.dimensions() == {"head size": 8}
     assert found.flops == 2 * (2 * (2 * 4) * 16 * 16 * 8)  # scores and mix
     assert measured(found, {0: ""}, (), CPU).timing is not None
+
+
+def test_grouped_query_attention_has_the_flops_of_all_query_heads() -> None:
+    """Four query heads share two heads of keys and values; torch 2.11 has no formula for that."""
+    q, k = torch.randn(2, 4, 16, 8, requires_grad=True), torch.randn(2, 2, 12, 8)
+    with StepTrace(ModelMap(nn.Identity()), NoKernels()) as trace:
+        out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k)
+        out[0].sum().backward()
+    one = 2 * (2 * 4) * 16 * 12 * 8  # scores, or the mix of values
+    assert [f.flops for f in trace.found] == [2 * one, 5 * one]
+
+
+def test_a_formula_that_knows_only_equal_heads_is_given_equal_heads() -> None:
+    def equal_heads(q: tuple[int, ...], k: tuple[int, ...], *rest: object, out_val: object) -> int:
+        assert q[1] == k[1]
+        return q[0] * q[1]
+
+    q, k = torch.empty(2, 4, 16, 8), torch.empty(2, 1, 12, 8)
+    assert _of_attention(equal_heads)(q, k, k, 0.0, out_val=q) == 8
+
+
+def test_a_matmul_without_a_formula_for_its_form_is_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*shapes: object, **rest: object) -> int:
+        raise AssertionError("shapes are incompatible")
+
+    monkeypatch.setitem(tensor_cores._FORMULAS, aten.mm, refuses)
+    model = nn.Sequential(nn.Linear(12, 20), nn.Linear(20, 10))
+    found = traced(model, torch.randn(8, 12))
+    assert {bool(f.unknown) for f in found if f.call.name == "mm"} == {True}
+    assert {f.flops for f in found if f.unknown} == {0}
+    assert sum(f.flops for f in found) == 2 * 8 * (12 * 20 + 20 * 10)  # the forward's addmm
+    names = dict.fromkeys(range(3), "")
+    alone = measured(next(f for f in found if f.unknown), names, (), CPU)
+    assert alone.timing is not None
+    assert "AssertionError" in tensor_cores.notes(found, [alone], CPU)
+
+
+@pytest.mark.parametrize(("median_s", "device", "says"), [
+    (4e-6, "cuda", True), (4e-6, "cpu", False), (4e-5, "cuda", False),
+])  # fmt: skip
+def test_a_rate_of_launches_is_called_so(median_s: float, device: str, says: bool) -> None:
+    (found,) = traced(nn.Linear(4, 4, bias=False), torch.randn(2, 4))[:1]
+    alone = measured(found, dict.fromkeys(range(3), ""), (), CPU)
+    assert alone.timing is not None
+    alone = replace(alone, timing=replace(alone.timing, median_s=median_s))
+    said = tensor_cores.notes([found], [alone], torch.device(device))
+    assert ("1 of 1 matmuls last less than 10 µs" in said) is says
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,11 @@ PATTERNS = {  # autocast's dtype, then the dtypes of the arguments, repeated
     "fp32 beside bf16 under bf16": (BF16, [FP32, BF16]),
     "fp16 under bf16": (BF16, [FP16]),
 }
-# CUDA's softmax reads half and writes fp32 in one kernel, where a CPU casts first.
+# CUDA's softmax reads half and writes fp32 in one kernel, where a CPU casts first. CUDA's rms_norm,
+# which autocast leaves alone before torch 2.13, is one kernel as well.
 CAST_INSIDE_ON_CUDA = {"softmax.int", "log_softmax.int", "cross_entropy_loss"}
+if "aten::rms_norm" not in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+    CAST_INSIDE_ON_CUDA.add("rms_norm")
 
 
 class Casts(TorchDispatchMode):
@@ -181,6 +184,8 @@ def run(device, call, shapes, autocast_dtype, dtypes):
     return [leaf.dtype for leaf in tree_leaves(result)], casts.seen
 
 
+# Where autocast leaves rms_norm alone, torch warns that its dtypes differ.
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 @pytest.mark.parametrize("op", [*LISTED, *UNLISTED])
 def test_rehearsal_casts_as_cuda_does(op):
     call, shapes = (LISTED | UNLISTED)[op]
@@ -189,6 +194,8 @@ def test_rehearsal_casts_as_cuda_does(op):
             with FakeTensorMode():
                 cuda, cuda_casts = run("cuda", call, shapes, autocast_dtype, dtypes)
             rehearsal, rehearsal_casts = run("cpu", call, shapes, autocast_dtype, dtypes)
+            if op == "trace" and "not implemented" in rehearsal:
+                pytest.skip("torch has no trace of halves on a CPU before 2.13")
             assert rehearsal == cuda, pattern
             if op not in CAST_INSIDE_ON_CUDA:
                 assert rehearsal_casts == cuda_casts, pattern

@@ -54,6 +54,24 @@ def test_listed_op_is_computed_in_fp32(fp16, call, expected):
     assert result.item() == pytest.approx(expected, rel=1e-3)
 
 
+def test_an_op_that_this_torch_does_not_cast_on_cuda_is_not_cast_in_a_rehearsal(monkeypatch):
+    """Of one release's lists another's dispatcher may hold fewer: rms_norm came with torch 2.13."""
+    asked = torch._C._dispatch_get_registrations_for_dispatch_key
+
+    def of_an_older_release(key):
+        gone = {"aten::rms_norm", "aten::exp"} if key == "AutocastCUDA" else set()
+        return [name for name in asked(key) if name not in gone]
+
+    monkeypatch.setattr(
+        torch._C, "_dispatch_get_registrations_for_dispatch_key", of_an_older_release
+    )
+    x = torch.ones(4, 4, dtype=FP16)
+    with cuda_autocast_lists(), torch.autocast("cpu", FP16):
+        assert F.rms_norm(x, (4,)).dtype is FP16
+        assert torch.exp(x).dtype is FP16
+        assert torch.log(x).dtype is FP32
+
+
 def test_half_ops_overflow_as_on_cuda(fp16):
     big = torch.full((4, 4), 300.0)
     assert torch.isinf(big @ big).all()

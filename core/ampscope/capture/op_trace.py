@@ -79,10 +79,34 @@ def _no_matmul(*_: Any, **__: Any) -> int:
     return 0
 
 
+def _of_attention(formula: Callable[..., int]) -> Callable[..., int]:
+    """``formula`` with as many heads of keys and values as of queries: that is what the kernels of
+    grouped-query attention compute, and torch 2.11 raises AssertionError for."""
+
+    def of(*args: Any, **kwargs: Any) -> int:
+        shapes = [tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in args]
+        heads = max(len(s) == 4 and s[1] for s in shapes if isinstance(s, tuple))
+        return formula(
+            *((s[0], heads, *s[2:]) if isinstance(s, tuple) and len(s) == 4 else s for s in shapes),
+            **kwargs,
+        )
+
+    return of
+
+
+ATTENTION_FORMULAS: dict[Any, Callable[..., int]] = {
+    packet: _of_attention(formula)
+    for packet, formula in {
+        **flop_registry,
+        # absent from torch's registry
+        _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+        _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    }.items()
+    if "scaled_dot_product" in str(packet)
+}
 _OWN_FORMULAS: dict[Any, Callable[..., int]] = {  # absent from torch's registry, or wrong there
+    **ATTENTION_FORMULAS,
     _aten.convolution_backward: _of_convolution_backward,
-    _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
     _aten.mkldnn_rnn_layer: _of_rnn_layer,
     _aten.mkldnn_rnn_layer_backward: _of_rnn_layer_backward,
     _aten._cudnn_rnn: _of_cudnn_rnn,

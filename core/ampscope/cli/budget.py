@@ -28,6 +28,7 @@ from ampscope.analysis.budgets import (
 from ampscope.analysis.run_view import RunView
 from ampscope.cli.diagnose import checked_limits, checked_script
 from ampscope.cli.options import own_table, store_option
+from ampscope.cli.progress import say_unused_gpu
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
@@ -162,6 +163,7 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def _measured(limits: Budgets, spec: RunSpec, base: Path | None, store: Path) -> list[Outcome]:
+    say_unused_gpu()
     report = run_diagnosis(spec, store, lambda text: _say(f"Running: {text}"), None, verify=False)
     if report.could_not_run:
         raise BadInput(f"{spec.label} could not be run: {report.could_not_run}")

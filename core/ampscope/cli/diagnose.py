@@ -20,6 +20,7 @@ from rich.console import Console
 
 from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, memory_limit_option, store_option
+from ampscope.cli.progress import say_unused_gpu
 from ampscope.control import INTERVENTIONS, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.diagnosis.load import judge_again
@@ -217,6 +218,8 @@ def diagnose(
                     rehearsed, framework,
                 )
             )  # fmt: skip
+            if not on and spec.framework == TORCH:  # jobs run on other machines
+                say_unused_gpu()
             report = run_diagnosis(
                 spec,
                 store,
@@ -328,6 +331,8 @@ def run_script(
     )
     if spec.framework != TORCH:
         parse(fix)
+    else:
+        say_unused_gpu()
     try:
         with ScriptRuns(spec, store) as runs:
             run_id = runs.start(fix, merged=False)

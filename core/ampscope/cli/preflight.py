@@ -13,6 +13,7 @@ import click
 
 from ampscope.cli.diagnose import checked_limits, checked_script
 from ampscope.cli.options import own_table
+from ampscope.cli.progress import say_unused_gpu
 from ampscope.diagnosis import findings as diagnosis
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
@@ -112,6 +113,7 @@ def _run_steps(
     """Run each script and add what it shows to the result; a sentence for each that could not be
     run. A place that the source showed already is not reported twice."""
     failed = []
+    say_unused_gpu()
     with tempfile.TemporaryDirectory(prefix="ampscope-steps-") as folder:
         for path in paths:
             spec = RunSpec(

@@ -17,6 +17,8 @@ from rich.markup import escape
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli import stopping
+from ampscope.frameworks.pythons import TORCH
+from ampscope.hardware.describe import describe_machine, torch_found_none, unused_gpu
 from ampscope.launcher.launch import POLL_S, checked, launch
 from ampscope.number_words import plural
 from ampscope.records import Result, RunInfo, RunSpec, State
@@ -29,10 +31,19 @@ EXIT_FAILED = 1
 EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
 
 
+def say_unused_gpu() -> None:
+    """On standard error, before something runs: that torch cannot use the GPU that is here."""
+    sentence = unused_gpu(describe_machine())
+    if sentence:
+        click.echo(sentence, err=True)
+
+
 def start_together(specs: Sequence[RunSpec], store: Path) -> list[RunInfo]:
     """Start all at once and follow them: while one trains, the others import and wait for the
     device. When one cannot start, and after Ctrl-C, the others do not go on unseen."""
     ids: list[str] = []
+    if any(spec.device != "cpu" and spec.framework == TORCH for spec in specs):
+        say_unused_gpu()
     try:
         for spec in specs:
             with stopping.deferred():  # ids must hold what has started
@@ -57,7 +68,7 @@ def leave(infos: Sequence[RunInfo]) -> None:
 
 def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
     """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
-    has_asked, told = False, set[str]()
+    has_asked, has_device, told = False, False, set[str]()
     with Reader(store) as reader, _bars(console) as bars, _terminated_like_interrupted():
         tasks = {
             run_id: bars.add_task("", total=None, count="", note="", start=False) for run_id in ids
@@ -67,6 +78,10 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                 infos = [reader.run(run_id) for run_id in ids]
                 for info in infos:
                     _show(bars, tasks, info)
+                    if not has_device and info.machine and info.spec.framework == TORCH:
+                        has_device = True
+                        if info.machine.device == "cpu" and info.spec.device == "auto":
+                            _print(console, torch_found_none(describe_machine()))
                     if info.place > 1 and info.id not in told and not console.is_terminal:
                         console.print(f"Waiting for the device, place {info.place} in the queue.")
                         told.add(info.id)
@@ -83,6 +98,11 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                 with stopping.deferred():
                     console.print("Stopping. What was recorded is kept.")
                     ask_to_stop(store, ids)
+
+
+def _print(console: Console, sentence: str) -> None:
+    if sentence:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ def _figures(base: PrecisionResults | None, price: float) -> tuple[tuple[str, Ce
         ("weights and optimizer state", lambda m: _of(m.memory, lambda s: binary_size(s.fixed))),
         ("loss, last third", _loss),
         ("steps left out by GradScaler", lambda m: str(m.skips) if m.curves else ""),
-        ("energy per step", _energy),
+        ("energy per step, idle too", _energy),
         ("a million samples cost", partial(_cost, price)),
     )
 

@@ -3,6 +3,7 @@
     report = describe_machine()
     sentence(report)       what AMP can give here, and what stays unknown
     one_line(report)       for the head of the Home page
+    unused_gpu(report)     a GPU that is here and that torch cannot use: why, and what to do
 
 The words come from tables and flags, never from a measurement, and say so: a dtype that the
 hardware accelerates *can* be faster; whether it is must be measured.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import ast
 import os
 import platform
+import re
 import time
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
@@ -39,12 +41,15 @@ REHEARSAL = (
     "Probes run on the CPU and rehearse CUDA's rules: that shows what half precision does to the "
     "numbers, not what it does to the speed."
 )
+MAYBE = "Whether torch has a CUDA device here is unknown: a run that starts says on what it runs."
 NOT_MEASURED = "This comes from tables and flags, not from a measurement."
 
 
 def one_line(report: HardwareReport) -> str:
     """Device, capability, torch and policy: "CPU AMD EPYC, 2 cores · … · rehearses CUDA"."""
     torch = f"torch {report.software.torch}" if report.software.torch else "torch not installed"
+    if _may_use_cuda(report):
+        return f"{_cpu_name(report.cpu)} · an NVIDIA GPU that cannot be read · {torch}"
     if not uses_cuda(report):
         return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · probes rehearse CUDA's rules"
     return f"{_gpu_names(report)} · {torch} · runs follow CUDA's own rules"
@@ -52,21 +57,18 @@ def one_line(report: HardwareReport) -> str:
 
 def sentence(report: HardwareReport) -> str:
     """What AMP can and cannot give here: a few plain sentences."""
-    parts, kinds = [gpu.problem for gpu in report.gpus if gpu.problem], _kinds(report)
+    parts = [gpu.problem for gpu in report.gpus if gpu.problem]
     if uses_cuda(report):
-        parts += [_gpu_sentence(gpu, count) for gpu, count in kinds.values()]
+        parts += [_gpu_sentence(gpu, count) for gpu, count in _kinds(report).values()]
         parts += [_state_sentence(gpu) for gpu in report.gpus]
     else:
-        parts.append(report.nvidia.message)
-        if kinds:  # readable GPUs that torch does not reach
-            parts += [f"{_gpu_names(report)}: here, but torch does not reach it."]
-            parts += obstacles(report)
+        parts += [report.nvidia.message, unused_gpu(report)]
         parts += [
             f"An {other.name} is here ({other.backend} in torch); what it accelerates is unknown "
             "to ampscope, which does not read it."
             for other in report.accelerators
         ]
-        parts += [REHEARSAL, _cpu_sentence(report.cpu)]
+        parts += [MAYBE if _may_use_cuda(report) else REHEARSAL, _cpu_sentence(report.cpu)]
     return " ".join(part for part in (*parts, NOT_MEASURED) if part)
 
 
@@ -283,37 +285,77 @@ def _package(name: str) -> str | None:
 # Why torch cannot use the NVIDIA GPUs that are here, as far as can be told without torch.
 
 
-# CUDA 13.0 dropped everything before Turing (its release notes, "Deprecated Architectures"), so a
-# torch that was built with it holds no kernels for those GPUs.
-CUDA13_FIRST_CAPABILITY = (7, 5)
+# First compute capability by CUDA: CUDA 13.0 dropped everything before Turing (its release notes,
+# "Deprecated Architectures"). PyTorch's own builds for 12.8 and 12.9 dropped more than CUDA did
+# (torch/cuda/__init__.py, PYTORCH_RELEASES_CODE_CC); a build from source may hold any.
+FIRST_CAPABILITIES = (((13, 0), (7, 5)), ((12, 9), (7, 5)), ((12, 8), (7, 0)))
+PYTORCHS_OWN = re.compile(r"[\d.]+(\+cu\d+)?")
+# CUDA 12.8 is the first that knows Blackwell (its release notes, "New Features").
+BLACKWELL, BLACKWELL_CUDA = (10, 0), (12, 8)
 
 
 def obstacles(report: HardwareReport) -> tuple[str, ...]:
-    """Why torch cannot use the NVIDIA GPUs that are here; empty when nothing speaks against it."""
+    """Why torch cannot use the NVIDIA GPUs that are here and what to do, each a clause without a
+    full stop; empty when nothing speaks against it."""
     software, found = report.software, []
     if not report.gpus:
         return ()
     if software.torch is None:
-        return ("torch is not installed.",)
+        return ("torch is not installed",)
     if software.torch_cuda is None:
-        return (f"torch {software.torch} was built without CUDA: install its CUDA wheel.",)
+        return (f"torch {software.torch} was built without CUDA; install its CUDA build",)
     if software.visible_devices is not None and software.visible_devices.strip() in ("", "-1"):
-        found.append("CUDA_VISIBLE_DEVICES hides every GPU from torch.")
+        found.append("CUDA_VISIBLE_DEVICES hides every GPU; unset it")
     torch_cuda = parse_capability(software.torch_cuda)  # both are "major.minor"
     driver_cuda = parse_capability(report.nvidia.cuda_driver)
     if torch_cuda and driver_cuda and driver_cuda[0] < torch_cuda[0]:
         found.append(
-            f"torch needs a driver for CUDA {software.torch_cuda}; this one runs CUDA "
-            f"{report.nvidia.cuda_driver}: update the driver, or install a torch for that CUDA."
+            f"torch {software.torch} needs a driver for CUDA {torch_cuda[0]} and driver "
+            f"{report.nvidia.driver or 'here'} runs CUDA {report.nvidia.cuda_driver}; update the "
+            f"driver, or install a build of torch for CUDA {driver_cuda[0]}"
         )
     capabilities = [parse_capability(gpu.capability) for gpu in report.gpus if gpu.capability]
-    too_old = all(c is not None and c < CUDA13_FIRST_CAPABILITY for c in capabilities)
-    if capabilities and too_old and torch_cuda and torch_cuda[0] >= 13:
+    known = [capability for capability in capabilities if capability]
+    if not torch_cuda or len(known) < len(capabilities) or not known:
+        return tuple(found)
+    build = f"torch {software.torch} is built for CUDA {software.torch_cuda}, which"
+    first = next((first for cuda, first in FIRST_CAPABILITIES if torch_cuda >= cuda), (0, 0))
+    is_known = torch_cuda[0] >= 13 or PYTORCHS_OWN.fullmatch(software.torch)
+    if is_known and max(known) < first:
         found.append(
-            f"torch was built for CUDA {software.torch_cuda}, which dropped GPUs before compute "
-            "capability 7.5: install a torch for CUDA 12."
+            f"{build} dropped GPUs before compute capability {first[0]}.{first[1]}; install a "
+            "build for CUDA 12.6"
+        )
+    if torch_cuda < BLACKWELL_CUDA and min(known) >= BLACKWELL:
+        found.append(
+            f"{build} does not know compute capability 10.0 and newer; install a build for CUDA "
+            "12.8 or newer"
         )
     return tuple(found)
+
+
+def unused_gpu(report: HardwareReport) -> str:
+    """Why torch cannot use the GPUs that NVML lists, and what to do, in one sentence; "" where
+    nothing speaks against them, or where none is here."""
+    reasons = obstacles(report)
+    if not reasons or not _kinds(report):
+        return ""
+    return f"{_gpu_names(report)} is here, but torch cannot use it: {'; '.join(reasons)}."
+
+
+def torch_found_none(report: HardwareReport) -> str:
+    """The same for a run that found no CUDA device where nothing spoke against one."""
+    if not uses_cuda(report):
+        return ""
+    return (
+        f"{_gpu_names(report)} is here, but torch found no CUDA device, so this runs on the CPU: "
+        'python -c "import torch; torch.cuda.init()" says why.'
+    )
+
+
+def _may_use_cuda(report: HardwareReport) -> bool:
+    """Whether torch may reach a GPU that there is no NVML to ask about."""
+    return bool(report.nvidia.unread and report.software.torch_cuda)
 
 
 def uses_cuda(report: HardwareReport) -> bool:

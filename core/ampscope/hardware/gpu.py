@@ -40,6 +40,11 @@ CLOCK_REASONS: tuple[tuple[int, str], ...] = (
     (0x100, "display clock setting"),
 )
 
+# A container without the driver's "utility" part has CUDA without NVML, and so have Jetsons: the
+# device file of the driver, and Tegra's.
+DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu")
+UNREAD = " {} is here, so torch may see a GPU all the same; its readings are missing."
+
 NO_GPU = "The NVIDIA driver is loaded, but it sees no GPU."
 
 
@@ -94,6 +99,7 @@ class GpuSurvey:
     driver: str | None = None  # "580.65.06"
     cuda_driver: str | None = None  # newest CUDA that the driver runs, "13.0"
     message: str = ""
+    unread: str = ""  # device file of an NVIDIA GPU that there is no NVML to ask about
 
 
 def _text(answer: str | bytes) -> str:
@@ -144,8 +150,9 @@ def cuda_version_text(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def read_gpus(nvml: Nvml | None = None) -> GpuSurvey:
-    """Ask NVML about every GPU; never raises. ``nvml`` takes the place of ``pynvml``."""
+def read_gpus(nvml: Nvml | None = None, root: Path = Path("/")) -> GpuSurvey:
+    """Ask NVML about every GPU; never raises. ``nvml`` takes the place of ``pynvml``; ``root`` is
+    where /dev is."""
     try:
         with conversation(nvml) as talk:
             driver = talk.ask(("nvmlSystemGetDriverVersion",))
@@ -158,9 +165,16 @@ def read_gpus(nvml: Nvml | None = None) -> GpuSurvey:
                 message="" if count else NO_GPU,
             )
     except NvmlStartError as reason:
-        return GpuSurvey(message=str(reason))
+        file = _device_file(root) if reason.has_no_nvml else ""
+        return GpuSurvey(message=f"{reason}{UNREAD.format(file) if file else ''}", unread=file)
     except GpuLostError as gone:
         return GpuSurvey(message=f"The NVIDIA driver stopped answering ({gone}).")
+
+
+def _device_file(root: Path) -> str:
+    """What CUDA opens to reach a GPU; "" where there is none."""
+    found = sorted(path for name in DEVICE_FILES for path in (root / "dev").glob(name))
+    return f"/dev/{found[0].name}" if found else ""
 
 
 def read_gpu(talk: Conversation, index: int) -> GpuReading:
@@ -202,10 +216,11 @@ def _mig_slices(talk: Conversation, handle: Any) -> tuple[MigSlice, ...]:
 # The GPU is lost, requires a reset, or was not found: it answers nothing more.
 GONE_CODES = frozenset({15, 16, 28})
 
+NO_LIBRARY = 12
 INIT_SENTENCES: dict[int, str] = {
     4: "The NVIDIA driver refuses access: this user, or this container, has no permission.",
     9: "The NVIDIA driver is installed but not loaded: load its kernel module or restart.",
-    12: "No NVIDIA driver was found (no NVML library), so there is no CUDA here.",
+    NO_LIBRARY: "No NVIDIA driver was found (no NVML library).",
     18: "The NVIDIA library and its kernel module differ in version: restart the machine.",
 }
 
@@ -227,7 +242,12 @@ class GpuLostError(Exception):
 
 
 class NvmlStartError(Exception):
-    """NVML cannot be used; the text is one sentence for a person."""
+    """NVML cannot be used; the text is one sentence for a person. ``has_no_nvml``: not for a fault
+    of the driver, but because NVML itself is not there."""
+
+    def __init__(self, sentence: str, *, has_no_nvml: bool = False) -> None:
+        super().__init__(sentence)
+        self.has_no_nvml = has_no_nvml
 
 
 class Conversation:
@@ -265,9 +285,10 @@ def conversation(nvml: Nvml | None = None) -> Iterator[Conversation]:
     try:
         module.nvmlInit()
     except module.NVMLError as error:
-        sentence = INIT_SENTENCES.get(getattr(error, "value", 0))
+        code = getattr(error, "value", 0)
         raise NvmlStartError(
-            sentence or f"NVML does not start ({error}). Try nvidia-smi."
+            INIT_SENTENCES.get(code, f"NVML does not start ({error}). Try nvidia-smi."),
+            has_no_nvml=code == NO_LIBRARY,
         ) from error
     try:
         yield Conversation(module)
@@ -281,7 +302,7 @@ def _pynvml() -> Nvml:
         import pynvml
     except ImportError as error:
         sentence = "GPUs cannot be read without nvidia-ml-py: pip install nvidia-ml-py"
-        raise NvmlStartError(sentence) from error
+        raise NvmlStartError(sentence, has_no_nvml=True) from error
     module: Nvml = pynvml
     return module
 

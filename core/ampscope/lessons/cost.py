@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from ampscope.measure.comparison import (
     batch_of,
     batch_size,
     energy_counter,
+    energy_of,
     prepared,
     step_times,
     timed_step,
@@ -50,8 +52,6 @@ def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
         return
     source, read = counter
     for name, training in trainings.items():
-        steps, before, began = 0, read(), time.perf_counter()
-        while time.perf_counter() - began < ENERGY_S:
-            timed_step(training, batches[name])
-            steps += 1
-        yield EnergyUse(name, read() - before, steps, samples, source, time.time())
+        joules, steps = energy_of(partial(timed_step, training, batches[name]), read, ENERGY_S)
+        if joules:  # else the counter stands still
+            yield EnergyUse(name, joules, steps, samples, source, time.time())

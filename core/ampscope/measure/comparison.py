@@ -24,6 +24,7 @@ import subprocess
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -355,19 +356,19 @@ def energy(
     trainings: Trainings, spec: RunSpec, samples: int, writer: RunWriter, limit: Limit
 ) -> list[str]:
     """Steps in a row in one precision: a counter is too slow for turns."""
-    found = energy_counter(next(iter(trainings.values())).device)
+    device = next(iter(trainings.values())).device
+    found = energy_counter(device)
     if found is None:
-        return ["Energy was not measured: no counter that may be read here."]
+        return [NO_ENERGY_OF_A_SLICE if is_mig_slice(device) else NO_ENERGY]
     source, read = found
     for name, training in trainings.items():
         if limit.left_s() < ENERGY_S:
             return ["There was no time to measure the energy of every precision."]
         batch = batch_of(training, spec)
-        count, before, began = 0, read(), time.monotonic()
-        while time.monotonic() - began < ENERGY_S:
-            timed_step(training, batch)
-            count += 1
-        writer.add_result(EnergyUse(name, read() - before, count, samples, source, time.time()))
+        joules, steps = energy_of(partial(timed_step, training, batch), read, ENERGY_S)
+        if not joules:
+            return ["Energy was not measured: its counter stands still."]
+        writer.add_result(EnergyUse(name, joules, steps, samples, source, time.time()))
     writer.flush()
     return []
 
@@ -558,18 +559,63 @@ RAPL = Path("/sys/class/powercap/intel-rapl:0")  # package 0, also of AMD's proc
 Counter: TypeAlias = Callable[[], float]  # joules since some moment
 
 
+TICK_WAIT_S = 0.5  # for a counter that stands still
+NO_ENERGY = "Energy was not measured: no counter that may be read here."
+NO_ENERGY_OF_A_SLICE = (
+    "Energy was not measured: NVML counts that of a whole GPU, and this is a MIG slice of one."
+)
+
+
+def energy_of(step: Callable[[], object], read: Counter, seconds: float) -> tuple[float, int]:
+    """Joules and number of steps in at least so many seconds, from one tick of the counter to
+    another: what it shows is up to 0.1 s old. What the device draws when idle is in it."""
+    _wait_for_tick(read)
+    before = last = read()
+    began, steps = time.monotonic(), 0
+    while True:
+        step()
+        steps += 1
+        now, elapsed_s = read(), time.monotonic() - began
+        if elapsed_s >= seconds and (now != last or elapsed_s >= seconds + TICK_WAIT_S):
+            return now - before, steps
+        last = now
+
+
+def _wait_for_tick(read: Counter) -> None:
+    first, ends = read(), time.monotonic() + TICK_WAIT_S
+    while read() == first and time.monotonic() < ends:
+        time.sleep(0.001)
+
+
+def is_mig_slice(device: torch.device) -> bool:
+    """Whether NVML knows the device as a part of a GPU alone."""
+    return device.type == "cuda" and not _handle("GPU-", device) and bool(_handle("MIG-", device))
+
+
 def energy_counter(device: torch.device, rapl: Path = RAPL) -> tuple[str, Counter] | None:
     """Name and reading of the device's counter; None where there is none that may be read."""
     return _nvml(device) if device.type == "cuda" else _powercap(rapl)
 
 
-def _nvml(device: torch.device) -> tuple[str, Counter] | None:
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    with contextlib.suppress(Exception):  # no NVML, no such GPU for it (MIG), or no counter
+def _handle(prefix: str, device: torch.device) -> Any:
+    """NVML's for the GPU or the slice; None where it knows no such one, or is not there."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    named = uuid if uuid.startswith(("GPU-", "MIG-")) else f"{prefix}{uuid}"
+    if not named.startswith(prefix):
+        return None
+    with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        return pynvml.nvmlDeviceGetHandleByUUID(named.encode())
+    return None
+
+
+def _nvml(device: torch.device) -> tuple[str, Counter] | None:
+    handle = _handle("GPU-", device)
+    with contextlib.suppress(Exception):  # no such GPU for NVML, or no counter
+        import pynvml
+
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # millijoules, from Volta on
 
         def read() -> float:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import flop_registry
 
 from ampscope import records
 from ampscope.capture.model_map import ModelMap, Numbers
-from ampscope.capture.op_trace import OpPlace
+from ampscope.capture.op_trace import ATTENTION_FORMULAS, OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
 from ampscope.capture.training_events import StepEvents, StepListener
@@ -68,17 +68,32 @@ def measure(
         writer.add_result(rate)
     writer.flush()
     order = sorted(range(len(found)), key=lambda i: -_flops(found[i]))
-    not_alone = 0
+    alone: list[records.Matmul] = []
     for done, number in enumerate(order):
         if is_cancelled():
             raise Cancelled(f"Cancelled after {done} of {len(order)} matmuls.")
         kernels = step.kernels.get(number, ())
-        matmul = measured(found[number], step.names, kernels, device)
-        not_alone += bool(matmul.note)
-        writer.add_result(matmul)
+        alone.append(measured(found[number], step.names, kernels, device))
+        writer.add_result(alone[-1])
         writer.flush_if_due()
     writer.flush()
-    return f"{not_alone} of {len(order)} matmuls could not be run alone." if not_alone else ""
+    return notes(found, alone, device)
+
+
+def notes(found: list[Found], alone: list[records.Matmul], device: torch.device) -> str:
+    """What the figures of a step do not hold, in a sentence each."""
+    said = []
+    if count := sum(bool(one.note) for one in alone):
+        said.append(f"{count} of {len(alone)} matmuls could not be run alone.")
+    times = [one.timing.median_s for one in alone if one.timing and device.type == "cuda"]
+    if count := sum(time_s < LAUNCH_S for time_s in times):
+        said.append(
+            f"{count} of {len(alone)} matmuls last less than {LAUNCH_S * 1e6:.0f} µs: their rates "
+            "are those of launches, not of the GPU."
+        )
+    if unknown := sorted({one.unknown for one in found if one.unknown}):
+        said.append(f"torch has no FLOPs for {', '.join(unknown)}; shares of FLOPs leave it out.")
+    return " ".join(said)
 
 
 def _step(training: Training) -> RecordedStep:
@@ -143,9 +158,7 @@ def _flops(one: Found) -> int:
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    # absent from torch's registry
-    _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    **ATTENTION_FORMULAS,
 }
 _MASK = 10  # position of output_mask in convolution_backward
 
@@ -164,6 +177,7 @@ class Found:
     dtype: str  # computed in; "tf32" is fp32 tensors with TF32 switched on
     flops: int  # of one call
     moved_bytes: int  # likewise
+    unknown: str = ""  # why torch has no FLOPs for it; they are 0 then
     places: Counter[tuple[int, str]] = field(default_factory=Counter)  # (module, phase) -> calls
 
 
@@ -223,12 +237,16 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             out = func(*args, **kwargs)
         if number == len(self.found):
             self.device = self.device or _device(args)
-            flops = int(formula(*args, **kwargs, out_val=out))
+            flops, unknown = 0, ""
+            try:
+                flops = int(formula(*args, **kwargs, out_val=out))
+            except Exception as error:  # a form of the op that the formula does not know
+                unknown = f"{call.op}: {type(error).__name__}"
             if call.part == WEIGHT_GRADIENT:
                 # torch's formula takes every input channel with every output channel, and a
                 # grouped convolution takes only those of one group with each other.
                 flops //= call.groups
-            self.found.append(Found(call, dtype, flops, step_moved_bytes(call, out)))
+            self.found.append(Found(call, dtype, flops, step_moved_bytes(call, out), unknown))
         self.found[number].places[self._place.now()] += 1
         return out
 
@@ -272,6 +290,7 @@ def _computed_in(call: MatmulCall, args: tuple[Any, ...]) -> str:
 # All on random data of the same shapes, dtypes and strides, under autograd's no_grad.
 
 
+LAUNCH_S = 10e-6  # what takes less on CUDA may wait for its launch
 BUDGET_S = 0.15  # of one timing: 5 calls at least, 200 at most
 LEAST_CALLS = 5
 # A ceiling is the best of growing square matmuls; it stops growing when a call takes so long.

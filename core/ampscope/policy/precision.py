@@ -177,7 +177,7 @@ def registered(plan: Mapping[str, Op], key: str) -> Library:
         # torch warns once a process that a kernel is overridden; overriding is what is meant here
         warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
         for op, kernel in plan.items():
-            library.impl(op, kernel, key)  # type: ignore[no-untyped-call] # as above
+            library.impl(op, kernel, key, allow_override=True)  # type: ignore[no-untyped-call] # as above
     return library
 
 

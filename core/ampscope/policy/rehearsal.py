@@ -33,6 +33,7 @@ from ampscope.policy.autocast_lists import BANNED_MESSAGE, CPU_LISTS, CUDA_LISTS
 from ampscope.policy.precision import Op, is_eligible, registered
 
 _KEY: Final = "AutocastCPU"
+_OF_CUDA_BUILDS: Final = frozenset({"_cudnn_rnn"})  # every build registers the rest of CUDA's
 # On CUDA these reach `_cudnn_rnn`, whose wrapper casts everything; a CPU has no such op in between.
 _RNN_OPS: Final = tuple(
     f"{cell}.{form}"
@@ -89,14 +90,13 @@ def _clear_both(original: Callable[[], None]) -> None:
 def _plan() -> dict[str, Op]:
     """The kernel to register for each op whose policy on the CPU is not CUDA's.
 
-    What the CPU casts is asked of the dispatcher, so that another torch's extra casts go too.
+    What each casts is asked of the dispatcher, so that another torch's extra casts on the CPU go
+    too, and what another torch does not cast on CUDA yet (rms_norm in 2.11) is left alone.
     """
-    casts_on_cpu = {
-        op.removeprefix("aten::")
-        for op in torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
-    }
+    casts_on_cpu = _cast_by(_KEY)
+    casts_on_cuda = _cast_by("AutocastCUDA") | _OF_CUDA_BUILDS
     same = {op for name, ops in CPU_LISTS.items() for op in ops & CUDA_LISTS[name] & casts_on_cpu}
-    on_cuda = {op: name for name, ops in CUDA_LISTS.items() for op in ops}
+    on_cuda = {op: name for name, ops in CUDA_LISTS.items() for op in ops if op in casts_on_cuda}
     plan: dict[str, Op] = dict.fromkeys(casts_on_cpu - on_cuda.keys(), fallthrough_kernel)
     for op in on_cuda.keys() - same:
         if (overload := _overload(op)) is not None:
@@ -105,6 +105,12 @@ def _plan() -> dict[str, Op]:
         if (overload := _overload(op)) is not None:
             plan[op] = cudnn_rnn(overload)
     return plan
+
+
+def _cast_by(key: str) -> set[str]:
+    """Names of the ops that have a kernel of their own under this key in the running torch."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {op.removeprefix("aten::") for op in found}
 
 
 def _kernel(op: str, overload: torch._ops.OpOverload, policy: str) -> Op:
