@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +18,18 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import histograms
+from ampscope.capture.script.optimizer_steps import gradient_facts
+from ampscope.capture.tensors import are_finite
 from ampscope.numerics.histogram import RAW_LEN, Raw
+from ampscope.observations import OptimizerStep
 from ampscope.records import Cadence
 from ampscope.runner.script_recorder import ScriptRecorder
 from tests.helpers import script_watching
 from tests.helpers.counted_device import CountedDevice
 
 STEPS = 6
+MOST_WAITS = {False: 50, True: 66}  # beyond the training's own, by whether there is a scaler
+EVERYTHING = Cadence(1, 1, 1)
 HERE = str(Path(__file__).parent)
 Counts = tuple[Counter[str], Counter[str], int]
 
@@ -38,15 +45,20 @@ def trained(
     captured: Collection[int] = (),
     scaled: bool = False,
     clipped: bool = True,
+    model: Callable[[], nn.Module] = small,
+    scale: float = 256.0,
+    on_device: bool = True,
+    capturable: bool = True,
 ) -> list[Counts]:
     """Counts of each step; those ``captured`` run while a CUDA graph is recorded."""
-    device = CountedDevice()
-    with pytest.MonkeyPatch.context() as patches, device:
-        model = small()
+    counted = CountedDevice()
+    fake = counted if on_device else contextlib.nullcontext(counted)
+    with pytest.MonkeyPatch.context() as patches, fake as device:
+        net = model()
         own = getattr(torch.optim, optimizer)(
-            model.parameters(), lr=1e-3, foreach=True, capturable=True
+            net.parameters(), lr=1e-3, foreach=True, capturable=capturable
         )
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scaled)
         with watched(patches):
             device.take()
             found = []
@@ -54,11 +66,11 @@ def trained(
                 with capturing(device.step in captured):
                     own.zero_grad()
                     with torch.autocast("cpu", torch.bfloat16):
-                        loss = model(torch.randn(4, 8)).float().square().mean()
+                        loss = net(torch.randn(4, 8)).float().square().mean()
                     scaler.scale(loss).backward()
                     scaler.unscale_(own)
                     if clipped:
-                        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
                     scaler.step(own)
                     scaler.update()
                 found.append(device.take())
@@ -96,8 +108,8 @@ def bare(patches: pytest.MonkeyPatch) -> contextlib.AbstractContextManager[objec
 class Watched:
     """All instruments of a script, as the runner puts them on."""
 
-    def __init__(self, op_step: int | None = None) -> None:
-        self.recorder = ScriptRecorder(HERE, Cadence(1, 1, 1), lambda step: None, op_step=op_step)
+    def __init__(self, op_step: int | None = None, cadence: Cadence = EVERYTHING) -> None:
+        self.recorder = ScriptRecorder(HERE, cadence, lambda step: None, op_step=op_step)
 
     @contextlib.contextmanager
     def __call__(self, patches: pytest.MonkeyPatch) -> Iterator[None]:
@@ -129,6 +141,74 @@ def test_no_instrument_touches_a_step_that_a_cuda_graph_takes_up(
     assert recorder.watch.captured_ops > 0
     assert f"{recorder.watch.captured_ops} ops" in recorder.watch.graph_note
     assert recorder.watch.failures.note == recorder.histograms.failures.note == ""
+
+
+@pytest.mark.parametrize("fake", [CountedDevice, contextlib.nullcontext])
+@pytest.mark.parametrize("bad", [(), (math.nan, math.inf, -math.inf)])
+def test_gradients_of_all_dtypes_are_read_together(fake: Any, bad: Sequence[float]) -> None:
+    """Against NumPy on the finite elements of each."""
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    gradients = [torch.randn(5, 7, dtype=torch.float64).to(kind) for kind in (*kinds, *kinds)]
+    gradients += [torch.zeros(3), torch.zeros(0), torch.tensor(-2.5)]
+    for gradient in gradients[:3]:
+        gradient[0, : len(bad) + 2] = torch.tensor((*bad, 0.0, 60_000.0))
+    parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    expected = [gradient.double().flatten().numpy() for gradient in gradients]
+    with fake() as device:
+        facts = gradient_facts(parameters, 4.0)
+        seen = are_finite(gradients)
+    if device is not None:
+        assert device.waits == {"tolist": 3 if bad else 2}
+    for values, (_, part), is_finite in zip(expected, facts.parts, seen, strict=True):
+        kept = values[np.isfinite(values)]
+        assert part.total == values.size
+        assert part.zero == int((values == 0).sum())
+        assert part.nonfinite == values.size - kept.size
+        assert part.norm == pytest.approx(float(np.linalg.norm(kept)) / 4, rel=1e-7)
+        assert part.largest == pytest.approx(np.abs(kept).max(initial=0.0) / 4, rel=1e-7)
+        assert is_finite is (part.nonfinite == 0)
+
+
+def steps_of(*, on_device: bool) -> list[OptimizerStep]:
+    """A training whose first gradients overflow, as GradScaler's first steps do."""
+    watched = Watched(cadence=Cadence(0, 0, 0))
+    trained(watched, scaled=True, scale=2.0**127, on_device=on_device, capturable=False)
+    return [dataclasses.replace(s, ended_at=0.0) for s in watched.recorder.steps.records]
+
+
+def test_a_device_records_what_a_cpu_records() -> None:
+    """Bit for bit, by other ways: gradients, state and weights are read together on a device."""
+    found = steps_of(on_device=True)
+    assert repr(found) == repr(steps_of(on_device=False))  # NaN included
+    assert found[0].skipped
+    assert found[0].grad_nonfinite > 0
+    assert found[-1].update_norm
+
+
+class Parameters(nn.Module):
+    """Many parameters that few ops take."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.held = nn.ParameterList(torch.full((8,), 0.1) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum() * torch.cat(list(self.held))
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+def test_the_waits_of_a_step_do_not_grow_with_the_number_of_parameters(scaled: bool) -> None:
+    """A list of tensors, as foreach optimizers take them, is one look; so are an optimizer's
+    gradients, its state and the change of its weights."""
+    found = []
+    for count in (4, 40):
+        kinds: dict[str, Any] = {"model": lambda count=count: Parameters(count), "scaled": scaled}
+        plain = trained(bare, clipped=False, **kinds)[-1]
+        seen = trained(Watched(cadence=Cadence(0, 0, 0)), clipped=False, **kinds)[-1]
+        found.append((seen[1] - plain[1]).total())
+    assert found[0] == found[1] <= MOST_WAITS[scaled]
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])

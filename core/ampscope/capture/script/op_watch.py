@@ -36,7 +36,7 @@ from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
-from ampscope.capture.tensors import HALF, all_finite, in_backward, is_capturing
+from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
 from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
@@ -186,10 +186,15 @@ class OpWatch(StepListener):
             for tensor in results[:1]:
                 op_exact.follow(call, tensor)
             return
-        for part, outputs in call.parts(results):
-            for position, tensor in enumerate(outputs):
-                if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse:
-                    self._look(part, tensor, provenance, position)
+        looked_at = [
+            (part, tensor, position)
+            for part, outputs in call.parts(results)
+            for position, tensor in enumerate(outputs)
+            if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse
+        ]
+        finite = are_finite([tensor for _, tensor, _ in looked_at])
+        for (part, tensor, position), is_finite in zip(looked_at, finite, strict=True):
+            self._look(part, tensor, provenance, position, is_finite=is_finite)
         self.uses.note(
             call.func, call.args, call.tensors, out, self.autocast, self._step,
             lambda: self._origins.names(call.node),
@@ -219,17 +224,20 @@ class OpWatch(StepListener):
         """Of the tensors that ``func`` is about to change and that are not finite: id -> taint."""
         if overwrites(func):
             return {}
-        found = {}
+        unknown = []
         for tensor in targets(func, args, kwargs):
             taint = self.taints.of(tensor)
             is_made_here = op_taint.provenance_of(tensor) is not None
             if taint is None and is_made_here and not self.captured_ops:
                 continue  # a watched op made it, and it was finite
-            if not _may_be_bad(tensor) or tensor.is_sparse:
-                continue
-            if not all_finite(tensor):
-                found[id(tensor)] = self._foreign(tensor) if taint is None else taint
-        return found
+            if _may_be_bad(tensor) and not tensor.is_sparse:
+                unknown.append((tensor, taint))
+        finite = are_finite([tensor for tensor, _ in unknown])
+        return {
+            id(tensor): self._foreign(tensor) if taint is None else taint
+            for (tensor, taint), is_finite in zip(unknown, finite, strict=True)
+            if not is_finite
+        }
 
     def note_read(self, tensor: Tensor, value: Any) -> None:
         """A number leaves for Python: ``scale = amax.item()``."""
@@ -257,8 +265,10 @@ class OpWatch(StepListener):
         provenance.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
         return provenance
 
-    def _look(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
-        if not all_finite(out):
+    def _look(
+        self, call: OpCall, out: Tensor, provenance: Provenance, position: int, *, is_finite: bool
+    ) -> None:
+        if not is_finite:
             self._not_finite(call, out, provenance, position)
             return
         self.taints.clear(out)
