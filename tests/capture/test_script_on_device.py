@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import runpy
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -16,20 +18,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
+from torch.utils.checkpoint import checkpoint
 
+from ampscope import zoo
 from ampscope.capture import histograms
 from ampscope.capture.script.optimizer_steps import gradient_facts
 from ampscope.capture.tensors import are_finite
 from ampscope.numerics.histogram import RAW_LEN, Raw
-from ampscope.observations import OptimizerStep
+from ampscope.observations import LineUse, OptimizerStep
 from ampscope.records import Cadence
 from ampscope.runner.script_recorder import ScriptRecorder
 from tests.helpers import script_watching
 from tests.helpers.counted_device import CountedDevice
 
 STEPS = 6
-MOST_WAITS = {False: 50, True: 66}  # beyond the training's own, by whether there is a scaler
+MOST_WAITS = {False: 40, True: 56}  # beyond the training's own, by whether there is a scaler
 EVERYTHING = Cadence(1, 1, 1)
+ZOO = Path(zoo.__file__).parent / "scripts"
 HERE = str(Path(__file__).parent)
 Counts = tuple[Counter[str], Counter[str], int]
 
@@ -226,3 +231,93 @@ def test_no_op_is_blamed_for_what_a_replayed_graph_has_written(
         assert not use(result).isfinite().all()
         assert seen.watch.records() == seen.watch.uses.records() == []
     assert seen.watch.graph_note.startswith("2 ops ran inside a CUDA graph")
+
+
+# A thread of autograd's has the modes of the thread that calls backward, and none of its frames.
+_THREAD = compile("def work(mode, run):\n    with mode:\n        run()\n", "<thread>", "exec")
+
+
+@contextlib.contextmanager
+def backward_in_a_thread(recorder: ScriptRecorder) -> Iterator[list[str]]:
+    """Runs each backward pass as for a device; gives the names of the threads."""
+    space: dict[str, Any] = {}
+    exec(_THREAD, space)
+    original, names = torch.autograd._engine_run_backward, list[str]()
+
+    def moved(*args: Any, **kwargs: Any) -> Any:
+        found: list[Any] = []
+
+        def run() -> None:
+            try:
+                found.append(original(*args, **kwargs))
+            except BaseException as error:
+                found.append(error)
+
+        run.__code__ = run.__code__.replace(co_filename="<thread>")
+        thread = threading.Thread(target=space["work"], args=(recorder.watch._mode, run))
+        names.append(thread.name)
+        thread.start()
+        thread.join()
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(torch.autograd, "_engine_run_backward", moved)
+        yield names
+
+
+def hooked() -> None:
+    """Gradients of hooks, of a recomputed forward, and of a graph that is older than the watch."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    for scale in (1.0, 1e-40):
+        made = layer(torch.randn(2, 4))
+        made.register_hook(lambda gradient: gradient * 2)  # a hook of the script's
+        made.register_hook(torch.neg)  # and one without lines
+        loss = checkpoint(layer, made, use_reentrant=False).square().mean()
+        (loss * scale / scale).sqrt().backward()
+        torch.autograd.grad(OLDER, LEAF, retain_graph=True)
+        optimizer.step()
+
+
+LEAF = torch.ones(3, requires_grad=True)
+OLDER = (LEAF.bfloat16() * 2).float().exp().sum()
+_BETWEEN = LEAF * 2  # so that the first op that is watched does not follow it
+
+
+def zoo_script() -> None:
+    runpy.run_path(str(ZOO / "c01_t5_ffn.py"), run_name="__main__")
+
+
+def two_steps(count: int) -> None:
+    if count == 2:
+        sys.exit()
+
+
+@pytest.mark.parametrize("script", [hooked, pytest.param(zoo_script, marks=pytest.mark.slow)])
+def test_backward_ops_have_the_same_lines_in_a_thread_of_autograds(
+    script: Callable[[], None],
+) -> None:
+    """On a device backward runs where the line that called it is not on the stack."""
+    found = []
+    for is_threaded in (False, True):
+        recorder = ScriptRecorder(str(ZOO), Cadence(0, 1, 0), two_steps, op_step=0)
+        threads: list[str] = []
+        moved = backward_in_a_thread(recorder) if is_threaded else contextlib.nullcontext(threads)
+        with recorder.watching(), moved as threads, contextlib.suppress(SystemExit):
+            script()
+        assert bool(threads) is is_threaded
+        assert recorder.digests is not None
+        digests = recorder.digests.records()
+        found.append(
+            (
+                recorder._line_uses.records(),
+                [(d.role, d.names, d.ops, d.lines) for d in digests],
+                [(b.op, b.line, b.library, b.count) for b in recorder.watch.records()],
+                [(u.name, u.line, u.count) for u in recorder.watch.uses.records()],
+            )
+        )
+    assert found[0] == found[1]
+    assert [use for use in found[0][0] if isinstance(use, LineUse) and use.backward]

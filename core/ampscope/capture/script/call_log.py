@@ -199,7 +199,7 @@ class CallLog(StepListener):
         for root in op_facts.tensors(roots, None):
             self._note_backward(root, create_graph=create_graph)
         try:
-            result = self._calls.inside(original, *args, **kwargs)
+            result = self._calls.gradients(original, *args, **kwargs)
         except Exception as error:
             if self._raised is not None:
                 self._raised(error)
@@ -250,11 +250,12 @@ class CallLog(StepListener):
         return factor if line in self._hand_scaled and factor > 0 else 1.0
 
     def _grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._calls.is_nested:
-            scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
-            create_graph = bool(kwargs.get("create_graph"))
-            self._calls.add("grad", scaled=scaled, create_graph=create_graph)
-        return self._calls.inside(original, outputs, *args, **kwargs)
+        if self._calls.is_nested:
+            return self._calls.inside(original, outputs, *args, **kwargs)
+        scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
+        create_graph = bool(kwargs.get("create_graph"))
+        self._calls.add("grad", scaled=scaled, create_graph=create_graph)
+        return self._calls.gradients(original, outputs, *args, **kwargs)
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._calls.is_nested:
