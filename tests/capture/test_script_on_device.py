@@ -32,6 +32,10 @@ from tests.helpers import script_watching
 from tests.helpers.counted_device import CountedDevice
 
 STEPS = 6
+ON_CUDA = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+)
 MOST_WAITS = {False: 40, True: 56}  # beyond the training's own, by whether there is a scaler
 EVERYTHING = Cadence(1, 1, 1)
 ZOO = Path(zoo.__file__).parent / "scripts"
@@ -148,20 +152,22 @@ def test_no_instrument_touches_a_step_that_a_cuda_graph_takes_up(
     assert recorder.watch.failures.note == recorder.histograms.failures.note == ""
 
 
-@pytest.mark.parametrize("fake", [CountedDevice, contextlib.nullcontext])
+@pytest.mark.parametrize("where", ["fake", "cpu", pytest.param("cuda", marks=ON_CUDA)])
 @pytest.mark.parametrize("bad", [(), (math.nan, math.inf, -math.inf)])
-def test_gradients_of_all_dtypes_are_read_together(fake: Any, bad: Sequence[float]) -> None:
+def test_gradients_of_all_dtypes_are_read_together(where: str, bad: Sequence[float]) -> None:
     """Against NumPy on the finite elements of each."""
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     gradients = [torch.randn(5, 7, dtype=torch.float64).to(kind) for kind in (*kinds, *kinds)]
     gradients += [torch.zeros(3), torch.zeros(0), torch.tensor(-2.5)]
     for gradient in gradients[:3]:
         gradient[0, : len(bad) + 2] = torch.tensor((*bad, 0.0, 60_000.0))
+    if where == "cuda":
+        gradients = [gradient.cuda() for gradient in gradients]
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
-    expected = [gradient.double().flatten().numpy() for gradient in gradients]
-    with fake() as device:
+    expected = [gradient.double().flatten().cpu().numpy() for gradient in gradients]
+    with CountedDevice() if where == "fake" else contextlib.nullcontext() as device:
         facts = gradient_facts(parameters, 4.0)
         seen = are_finite(gradients)
     if device is not None:
@@ -214,6 +220,37 @@ def test_the_waits_of_a_step_do_not_grow_with_the_number_of_parameters(scaled: b
         seen = trained(Watched(cadence=Cadence(0, 0, 0)), clipped=False, **kinds)[-1]
         found.append((seen[1] - plain[1]).total())
     assert found[0] == found[1] <= MOST_WAITS[scaled]
+
+
+@pytest.mark.parametrize("cuda", [pytest.param("cuda", marks=ON_CUDA)])
+def test_a_watched_script_records_and_replays_a_cuda_graph(cuda: str) -> None:
+    """As torch's own documentation does it: some steps on a side stream, then the recording."""
+    recorder = ScriptRecorder(HERE, EVERYTHING, lambda step: None)
+    with recorder.watching():
+        net, x = small().to(cuda), torch.randn(4, 8, device=cuda)
+        own = torch.optim.Adam(net.parameters(), capturable=True)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                own.zero_grad()
+                net(x).square().mean().backward()
+                own.step()
+        torch.cuda.current_stream().wait_stream(side)
+        own.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = net(x).square().mean()
+            loss.backward()
+            own.step()
+        losses = []
+        for _ in range(3):
+            graph.replay()
+            losses.append(loss.item())
+    assert losses[0] > losses[1] > losses[2]
+    assert recorder.steps.count == 3
+    assert recorder.watch.captured_ops > 0
+    assert recorder.watch.failures.note == recorder.histograms.failures.note == ""
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])

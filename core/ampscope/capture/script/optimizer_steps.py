@@ -359,12 +359,15 @@ def _parts(gradients: list[Tensor], scale: float) -> list[Part]:
     numbers = fetch([*zero, *_magnitudes(gradients)])
     bad = [n for n in range(count) if not math.isfinite(numbers[count + n])]
     nonfinite = dict.fromkeys(range(count), 0.0)
-    if bad:
-        finite = [torch.isfinite(gradients[n]) for n in bad]
-        kept = [torch.where(f, gradients[n], 0.0) for n, f in zip(bad, finite, strict=True)]
-        again = fetch([*((~f).sum() for f in finite), *_magnitudes(kept)])
-        for place, n in enumerate(bad):
-            nonfinite[n], numbers[count + n], numbers[2 * count + n] = again[place :: len(bad)]
+    again: list[Tensor] = []
+    for n in bad:  # one copy at a time: there may be no memory for all
+        finite = torch.isfinite(gradients[n])
+        kept = torch.where(finite, gradients[n], 0.0)
+        again += (~finite).sum(), *_magnitudes([kept])
+    found = fetch(again)
+    for place, n in enumerate(bad):
+        three = found[3 * place : 3 * place + 3]
+        nonfinite[n], numbers[count + n], numbers[2 * count + n] = three
     return [
         Part(
             total=values.numel(),
