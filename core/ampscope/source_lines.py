@@ -7,8 +7,10 @@ import importlib.util
 import linecache
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 _FRAMEWORKS = ("torch", "keras", "tensorflow", "paddle")  # one built from source lies anywhere
 
@@ -36,6 +38,9 @@ _MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")  # of a project's
 _project = [""]  # the folder that files are named from, "" for bare names
 
 
+_NOWHERE = ("", 0), ("", 0)  # in no user code, and in no library's
+
+
 class SourceLines:
     """Finds user frames; remembers for each file whether it is the user's.
 
@@ -45,6 +50,7 @@ class SourceLines:
 
     def __init__(self, own: str = "") -> None:
         self._own = own
+        self._behind = _NOWHERE  # where the call stands on whose behalf another thread works
         self._is_user: dict[str, bool] = {}  # by file
         self._packages: dict[str, bool] = {}
 
@@ -59,7 +65,18 @@ class SourceLines:
             if not library[0] and self._is_package(frame.f_code):
                 library = (frame.f_code.co_filename, frame.f_lineno)
             frame = frame.f_back
-        return ("", 0), library
+        place, behind = self._behind
+        return place, library if library[0] else behind
+
+    def call_for(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``function``, such as a backward pass, which may do its work in other threads: in
+        those without a user frame the line that stands here is the line that runs. A backward pass
+        on a device runs in a thread of autograd's own."""
+        before, self._behind = self._behind, self.places()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._behind = before
 
     def _is_package(self, code: CodeType) -> bool:
         name = code.co_filename
@@ -88,9 +105,10 @@ class SourceLines:
         return user
 
     def where(self) -> tuple[str, int]:
-        """(file, line) of the innermost user frame; ("", 0) when there is none."""
+        """(file, line) of the innermost user frame, also of one that another thread works for; ("",
+        0) when there is none."""
         frame = self.frame()
-        return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        return self._behind[0] if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
     def _judge(self, filename: str) -> bool:
         if filename.startswith("<"):

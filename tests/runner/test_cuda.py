@@ -125,6 +125,16 @@ NOT_ON_A_CPU = {
         "x must be a CUDA tensor. In a rehearsal all tensors are in the CPU's memory",
     ),
 }  # fmt: skip
+# What torch.cuda.graph says while it records, around one of three steps.
+GRAPH = """\
+from base import *
+step()
+known = torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing
+torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True
+step()
+torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = known
+step()
+"""
 COLLECTIVES = """\
 import torch
 import torch.distributed as dist
@@ -178,6 +188,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     texts["driver"] = "from base import *\nstep()\ntorch.cuda.caching_allocator_alloc(16)\n"
     texts |= {name: f"import torch\n\n{call}\n" for name, (call, _) in NOT_ON_A_CPU.items()}
     texts["collectives"] = COLLECTIVES
+    texts["graph"] = GRAPH
     (folder / "mine.cu").write_text("__global__ void nothing() {}\n")
     if shutil.which("gcc") is not None:
         write_extension(folder)
@@ -219,6 +230,14 @@ def test_a_native_run_says_that_torch_switched_amp_off(name: str, ended: dict[st
 @pytest.mark.parametrize("name", ["cpu", "cuda cpu", "off", "cuda off", "fp32"])
 def test_who_asks_nothing_of_cuda_is_told_nothing(name: str, ended: dict[str, Ran]) -> None:
     assert ended[name].outcome.notes == ()
+
+
+def test_the_run_says_what_a_cuda_graph_took_up_unseen(ended: dict[str, Ran]) -> None:
+    ran = ended["graph"]
+    (note,) = ran.outcome.notes
+    assert "ops ran inside a CUDA graph: not seen" in note
+    assert len(ran.steps) == 2
+    assert ran.run.info.state is State.FINISHED
 
 
 @pytest.mark.parametrize("name", ["function", "function_old"])

@@ -26,7 +26,14 @@ from ampscope.capture.exponent_count import DeviceCounter, count_into, count_sma
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import Numbers
-from ampscope.capture.tensors import Unreadable, floating_tensors, in_backward, unreadable, version
+from ampscope.capture.tensors import (
+    Unreadable,
+    floating_tensors,
+    in_backward,
+    is_capturing,
+    unreadable,
+    version,
+)
 from ampscope.numerics.formats import dtype_name
 from ampscope.numerics.histogram import RAW_LEN, Raw
 from ampscope.records import Frame, Role
@@ -97,7 +104,7 @@ class HistogramHooks:
         self._on_leaves.clear()
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if not self.active:
+        if not self.active or is_capturing():
             return
         index = self.names.index(module)
         if index is None:
@@ -129,7 +136,7 @@ class HistogramHooks:
                     self._on_leaves.append((tensor, handle))
 
     def _count_gradient(self, index: int, gradient: Tensor | None) -> None:
-        if gradient is None or not self.active:  # a Function may give no gradient
+        if gradient is None or not self.active or is_capturing():  # a Function may give none
             return
         started = time.perf_counter()
         try:

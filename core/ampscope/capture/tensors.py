@@ -11,13 +11,15 @@ tensor *is* before anything touches its memory::
     numbers(tensor)      as opened; raises Unreadable, which says why
     plain(tensor)        as numbers, 8-bit floats as fp32
     floating_tensors(x)  those of a module's output (tensors, tuples, dicts, dataclasses)
+    is_capturing()       whether no tensor may be read now, since a CUDA graph is recorded
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +65,17 @@ def version(tensor: Tensor) -> int:
 def in_backward() -> bool:
     """Whether a backward pass runs: what runs inside it repeats a checkpointed forward."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_capturing() -> bool:
+    """Whether the current stream records a CUDA graph. Whatever is launched then becomes part of
+    the graph, and a wait for a number ends the capture: no tensor may be looked at.
+
+    Cheap, and never the first to initialise CUDA.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def unreadable(tensor: Tensor) -> str:
@@ -156,6 +169,62 @@ def all_finite(tensor: Tensor) -> bool:
         return True
     total = values.sum(dtype=torch.float32) if values.dtype in HALF else values.sum()
     return math.isfinite(total.item()) or bool(torch.isfinite(values).all())
+
+
+def are_finite(tensors: Sequence[Tensor]) -> list[bool]:
+    """:func:`all_finite` of each tensor; on a device with one wait for all."""
+    if len(tensors) < 2 or all(tensor.is_cpu for tensor in tensors):
+        return [all_finite(tensor) for tensor in tensors]
+    held = [readable(tensor) for tensor in tensors]
+    finite = [True] * len(tensors)
+    places = [n for n, v in enumerate(held) if v is not None and v.is_floating_point()]
+    largest = largest_of([v for n in places if (v := held[n]) is not None])
+    for place, value in zip(places, fetch(largest), strict=True):
+        finite[place] = math.isfinite(value)
+    return finite
+
+
+def largest_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The largest magnitude in each, 0 in an empty one, as 0-dimensional tensors; not finite where
+    one element is not. On a device one launch serves all tensors of a dtype."""
+    return norms_of(tensors, math.inf)
+
+
+def norms_of(
+    tensors: Sequence[Tensor], order: float, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """A norm of each floating-point tensor, computed in ``dtype``, as 0-dimensional tensors."""
+    found = [t.new_zeros((), dtype=dtype) if not t.numel() else t for t in tensors]
+    for places in _alike(found):
+        norms = torch._foreach_norm([found[place] for place in places], order, dtype=dtype)
+        for place, norm in zip(places, norms, strict=True):
+            found[place] = norm
+    return found
+
+
+def fetch(numbers: Sequence[Tensor]) -> list[float]:
+    """The values of 0-dimensional tensors of real numbers, with one wait for each device that they
+    are on. Whole numbers are exact up to 2^53."""
+    if all(number.is_cpu for number in numbers):
+        return [float(number) for number in numbers]
+    found = [0.0] * len(numbers)
+    waiting: dict[torch.device, list[tuple[list[int], Tensor]]] = defaultdict(list)
+    for places in _alike(numbers):
+        stacked = torch.stack([numbers[place] for place in places]).double()
+        waiting[stacked.device].append((places, stacked))
+    for parts in waiting.values():
+        values = torch.cat([stacked for _, stacked in parts]).tolist()
+        for place, value in zip((n for places, _ in parts for n in places), values, strict=True):
+            found[place] = value
+    return found
+
+
+def _alike(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The places of the tensors of each device and dtype."""
+    found: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+    for place, tensor in enumerate(tensors):
+        found[tensor.device, tensor.dtype].append(place)
+    return list(found.values())
 
 
 def has_own_memory(tensor: Tensor) -> bool:

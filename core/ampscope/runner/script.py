@@ -279,8 +279,8 @@ class _Run:
         failures = [recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures]
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures]
-        slept = recorder.sleep.note
-        notes = tuple(note for note in (slept, asked, compiled, unmet, fixed, *failed) if note)
+        unseen = recorder.sleep.note, recorder.watch.graph_note
+        notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)

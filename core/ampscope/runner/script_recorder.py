@@ -40,6 +40,7 @@ from ampscope.capture.tensors import (
     floating_tensors,
     holds_numbers,
     in_backward,
+    is_capturing,
     plain,
     readable,
 )
@@ -197,8 +198,10 @@ class ScriptRecorder:
     def _op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if not self.watch.in_optimizer:
             self.precision.record(func, args, kwargs, out)
-            if self.digests is not None:
-                self.digests.after_op(func, args, kwargs, out)
+        if is_capturing():  # numbers come with the replays
+            return
+        if self.digests is not None and not self.watch.in_optimizer:
+            self.digests.after_op(func, args, kwargs, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
             steps = self.steps.count - self.sleep.recorded_from
@@ -212,7 +215,8 @@ class ScriptRecorder:
             return original(module, *args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() or torch._C._get_tracing_state():
             return original(module, *args, **kwargs)
-        if not self.paths.stack and torch._C._current_autograd_node() is None:
+        is_outermost = not self.paths.stack and torch._C._current_autograd_node() is None
+        if is_outermost and not is_capturing():
             self._before_forward(module, args, kwargs)
         try:
             return original(module, *args, **kwargs)
@@ -247,6 +251,8 @@ class ScriptRecorder:
             self.watch.enabled = before
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
+        if is_capturing():
+            return
         if self.digests is not None:
             self.digests.after_forward(module, output)
             if torch.is_grad_enabled() and self.steps.count < LEDGER_STEPS:

@@ -27,7 +27,7 @@ from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
-from ampscope.capture.tensors import readable
+from ampscope.capture.tensors import is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
@@ -36,6 +36,13 @@ from ampscope.patches import Patches
 # Scalers that the script enabled and a control disabled. A constant by which such a script
 # multiplies its loss is a weight, as in the run with the scaler, and no loss scale.
 held_off: WeakSet[Any] = WeakSet()
+
+
+class _OutsideGraphs:
+    """Listeners hear of no step that a CUDA graph takes up: nothing is computed yet."""
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return None if is_capturing() else function(*args, **kwargs)
 
 
 class CallLog(StepListener):
@@ -61,7 +68,7 @@ class CallLog(StepListener):
         self._hand_scaled: set[str] = set()  # lines of backward passes
         self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
         self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
-        self._events = StepEvents(watch, self, steps)
+        self._events = StepEvents(watch, self, steps, guard=_OutsideGraphs())
         self._patches = Patches()
 
     def resume(self) -> None:
@@ -185,14 +192,14 @@ class CallLog(StepListener):
     # What fills, empties and clips gradients: backward, grad, zero_grad, clip_grad_*.
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._calls.is_nested:
+        if self._calls.is_nested or is_capturing():
             return self._calls.inside(original, *args, **kwargs)
         roots = args[0] if args else kwargs.get("tensors")
         create_graph = bool(kwargs.get("create_graph"))
         for root in op_facts.tensors(roots, None):
             self._note_backward(root, create_graph=create_graph)
         try:
-            result = self._calls.inside(original, *args, **kwargs)
+            result = self._calls.gradients(original, *args, **kwargs)
         except Exception as error:
             if self._raised is not None:
                 self._raised(error)
@@ -243,11 +250,12 @@ class CallLog(StepListener):
         return factor if line in self._hand_scaled and factor > 0 else 1.0
 
     def _grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._calls.is_nested:
-            scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
-            create_graph = bool(kwargs.get("create_graph"))
-            self._calls.add("grad", scaled=scaled, create_graph=create_graph)
-        return self._calls.inside(original, outputs, *args, **kwargs)
+        if self._calls.is_nested:
+            return self._calls.inside(original, outputs, *args, **kwargs)
+        scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
+        create_graph = bool(kwargs.get("create_graph"))
+        self._calls.add("grad", scaled=scaled, create_graph=create_graph)
+        return self._calls.gradients(original, outputs, *args, **kwargs)
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._calls.is_nested:
@@ -258,6 +266,8 @@ class CallLog(StepListener):
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if is_capturing():
+            return self._calls.inside(original, tensors, *args, **kwargs)
         scaled = self._steps.carried.carries(tensors, self._steps.optimizers)
         norm = self._calls.inside(original, tensors, *args, **kwargs)
         read = readable(norm) if isinstance(norm, Tensor) else None

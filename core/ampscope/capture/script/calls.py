@@ -64,6 +64,11 @@ class Calls:
         finally:
             self.leave()
 
+    def gradients(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`inside`, for a backward pass: its ops belong to the user's line that runs now,
+        in whichever thread autograd runs them."""
+        return self._lines.call_for(self.inside, function, *args, **kwargs)
+
     def scale_of(self, scaler: Any) -> float:
         """The scaler's scale, read without leaving a trace in the log."""
         return float(self.inside(scaler.get_scale))

@@ -19,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.script.optimizer_facts import parameters_of
-from ampscope.capture.tensors import HALF, all_finite, has_own_memory
+from ampscope.capture.tensors import HALF, are_finite, fetch, has_own_memory
 from ampscope.observations import GradientChange
 from ampscope.source_lines import SourceLines, line_name
 
@@ -60,13 +60,15 @@ class GradientChanges:
         if not self._copies:
             self._writes.stop()
         with no_dispatch():
-            changed = [
-                (copy, p.grad.detach())
-                for p, copy in own
-                if copy is not None and p.grad is not None and _differs(copy, p.grad.detach())
-            ]
+            changed = _changed(
+                [
+                    (copy, p.grad.detach())
+                    for p, copy in own
+                    if copy is not None and p.grad is not None
+                ]
+            )
             # An overflowed gradient says nothing about a factor.
-            if not changed or not all(all_finite(g) for p in changed for g in p):
+            if not changed or not all(are_finite([g for pair in changed for g in pair])):
                 return
             facts = dataclasses.asdict(change_kind(changed))
         self.records.append(
@@ -85,10 +87,11 @@ def _is_comparable(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided and has_own_memory(gradient)
 
 
-def _differs(before: Tensor, after: Tensor) -> bool:
-    """Changed, and not merely emptied for the next step."""
-    same_kind = _is_comparable(after) and before.shape == after.shape
-    return same_kind and not torch.equal(before, after) and bool(after.any())
+def _changed(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those that changed, and were not merely emptied for the next step."""
+    alike = [(b, a) for b, a in pairs if _is_comparable(a) and b.shape == a.shape]
+    flags = fetch([torch.ne(b, a).any() & a.any() for b, a in alike])
+    return [pair for pair, flag in zip(alike, flags, strict=True) if flag]
 
 
 # How a set of gradients was changed: by one factor, by a factor each, by a clamp, or otherwise.

@@ -36,8 +36,9 @@ from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
-from ampscope.capture.tensors import HALF, all_finite, in_backward
+from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
+from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import INACCURATE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
 from ampscope.patches import Patches
@@ -73,6 +74,7 @@ class OpWatch(StepListener):
         self.lines = lines
         self.budget = budget  # ops to look at before it goes to sleep
         self.seen_ops = 0
+        self.captured_ops = 0  # that a CUDA graph took up, to replay them unseen
         self.enabled = True
         self._in_optimizer = False
         self.on_op = on_op
@@ -184,29 +186,58 @@ class OpWatch(StepListener):
             for tensor in results[:1]:
                 op_exact.follow(call, tensor)
             return
-        for part, outputs in call.parts(results):
-            for position, tensor in enumerate(outputs):
-                if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse:
-                    self._look(part, tensor, provenance, position)
+        looked_at = [
+            (part, tensor, position)
+            for part, outputs in call.parts(results)
+            for position, tensor in enumerate(outputs)
+            if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse
+        ]
+        finite = are_finite([tensor for _, tensor, _ in looked_at])
+        for (part, tensor, position), is_finite in zip(looked_at, finite, strict=True):
+            self._look(part, tensor, provenance, position, is_finite=is_finite)
         self.uses.note(
             call.func, call.args, call.tensors, out, self.autocast, self._step,
             lambda: self._origins.names(call.node),
         )  # fmt: skip
 
+    def captured(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """A CUDA graph that is being recorded has taken up an op. There are no numbers yet, and a
+        look would end the recording. Each replay writes numbers into the results unseen."""
+        self.captured_ops += 1
+        if torch._C._current_autograd_node() is None and torch.is_grad_enabled():
+            self._origins.remember()
+        mark = Provenance(func._opname, [], (), None)
+        mark.learned = True  # no constant, for all that is known
+        for tensor in (*op_facts.tensors(out, None), *targets(func, args, kwargs)):
+            op_taint.unmark(tensor)
+            tensor.__dict__[op_taint.PROVENANCE] = mark
+
+    @property
+    def graph_note(self) -> str:
+        """How much of the script ran in CUDA graphs; "" without any."""
+        if not self.captured_ops:
+            return ""
+        ops = plural(self.captured_ops, "op")
+        return f"{ops} ran inside a CUDA graph: not seen, neither as it was recorded nor replayed."
+
     def prior_taints(self, func: Any, args: Any, kwargs: Any) -> dict[int, int]:
         """Of the tensors that ``func`` is about to change and that are not finite: id -> taint."""
         if overwrites(func):
             return {}
-        found = {}
+        unknown = []
         for tensor in targets(func, args, kwargs):
             taint = self.taints.of(tensor)
-            if taint is None and op_taint.provenance_of(tensor) is not None:
+            is_made_here = op_taint.provenance_of(tensor) is not None
+            if taint is None and is_made_here and not self.captured_ops:
                 continue  # a watched op made it, and it was finite
-            if not _may_be_bad(tensor) or tensor.is_sparse:
-                continue
-            if not all_finite(tensor):
-                found[id(tensor)] = self._foreign(tensor) if taint is None else taint
-        return found
+            if _may_be_bad(tensor) and not tensor.is_sparse:
+                unknown.append((tensor, taint))
+        finite = are_finite([tensor for tensor, _ in unknown])
+        return {
+            id(tensor): self._foreign(tensor) if taint is None else taint
+            for (tensor, taint), is_finite in zip(unknown, finite, strict=True)
+            if not is_finite
+        }
 
     def note_read(self, tensor: Tensor, value: Any) -> None:
         """A number leaves for Python: ``scale = amax.item()``."""
@@ -234,8 +265,10 @@ class OpWatch(StepListener):
         provenance.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
         return provenance
 
-    def _look(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
-        if not all_finite(out):
+    def _look(
+        self, call: OpCall, out: Tensor, provenance: Provenance, position: int, *, is_finite: bool
+    ) -> None:
+        if not is_finite:
             self._not_finite(call, out, provenance, position)
             return
         self.taints.clear(out)
@@ -361,11 +394,16 @@ class OpWatch(StepListener):
         return self._foreign(tensor) if taint is None else taint
 
     def _foreign(self, tensor: Tensor) -> int:
-        """What a tensor with non-finite values and without a mark brought: a mask has -inf only."""
+        """What a tensor with non-finite values and without a mark brought: a mask has -inf only.
+        A replayed CUDA graph may have written them."""
+        if self.captured_ops:
+            return FOREIGN
         return INTENDED if op_facts.is_minus_inf_only(tensor) else FOREIGN
 
     def _note_source(self, call: OpCall, inputs: list[Tensor]) -> None:
         """A tensor that no watched op made brought a non-finite value: data or a parameter."""
+        if self.captured_ops:
+            return
         for tensor in inputs:
             fresh = op_taint.provenance_of(tensor) is None and tensor.is_floating_point()
             if call.node is None and fresh and not all_finite(tensor):
@@ -422,6 +460,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             return value
         if watch.seen_ops >= watch.budget:
             return func(*args, **kwargs)
+        if is_capturing():
+            out = func(*args, **kwargs)
+            with watch.failures.contained("some ops"):
+                watch.captured(func, args, kwargs, out)
+                if watch.on_op is not None:
+                    watch.on_op(func, args, kwargs, out)
+            return out
         if types:
             watch.subclasses(func._opname, types)
         prior: dict[int, int] = {}

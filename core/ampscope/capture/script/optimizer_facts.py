@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import first_bad_index
-from ampscope.capture.tensors import HALF, all_finite, holds_numbers, plain, readable
+from ampscope.capture.tensors import HALF, are_finite, fetch, holds_numbers, plain, readable
 from ampscope.numerics.formats import FORMATS, dtype_name
 from ampscope.observations import Scan
 
@@ -45,34 +45,57 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
     of ``OptimizerStep``. ``last`` keeps samples of second moments by id of the parameter, from one
     step to the next."""
     tensors: list[Tensor] = []
-    dead = alive = fell = compared = 0
-    due = done = 0.0
+    alive: list[Tensor] = []  # numbers of elements, where the state is
+    dead: list[Tensor] = []
+    samples: list[tuple[Tensor, dict[str, Any], Tensor, Tensor | None]] = []
     for parameter, state in optimizer.state.items():
         tensors += [v for v in state.values() if isinstance(v, Tensor) and _is_of_interest(v)]
         first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
         if all(isinstance(m, Tensor) and _is_of_interest(m) for m in (first, second)):
             moving = plain(first) != 0
-            alive += int(moving.sum())
-            dead += int((moving & (plain(second) == 0)).sum())
+            alive.append(moving.sum())
+            dead.append((moving & (plain(second) == 0)).sum())
         if isinstance(second, Tensor) and second.dtype in HALF and _is_of_interest(second):
-            now = evenly(plain(second), MOMENTS).clone()
-            before = last.get(id(parameter))
-            if before is not None and before.shape == now.shape:
-                fell += int((now < before).sum())
-                compared += int((before > 0).sum())
-                if (gradient := _gradient_like(parameter, second)) is not None:
-                    falls = _falls(before, now, evenly(gradient, MOMENTS), _decay(optimizer, state))
-                    due, done = due + falls[0], done + falls[1]
-            last[id(parameter)] = now
+            gradient = _gradient_like(parameter, second)
+            fed = None if gradient is None else evenly(gradient, MOMENTS)
+            samples.append((parameter, state, evenly(plain(second), MOMENTS), fed))
+    fell, compared, due, done = _fallen(optimizer, samples, last)
+    counted = [int(number) for number in fetch([*alive, *dead])]
+    alive_count, dead_count = sum(counted[: len(alive)]), sum(counted[len(alive) :])
     return {
         "state_dtypes": dtypes(tensors),
         "state_nonfinite": nonfinite_count(tensors),
-        "state_zero_share": dead / alive if alive else None,
+        "state_zero_share": dead_count / alive_count if alive_count else None,
         "state_fell_share": fell / compared if compared else None,
         "state_fall_due": due if compared else None,
         "state_fall_done": done if compared else None,
         "state_decay": next((_decay(optimizer, s) for s in optimizer.state.values()), None),
     }
+
+
+def _fallen(
+    optimizer: Optimizer,
+    samples: list[tuple[Tensor, dict[str, Any], Tensor, Tensor | None]],
+    last: dict[int, Tensor],
+) -> tuple[int, int, float, float]:
+    """How many sampled second moments fell since the step before, of how many; and the spacings of
+    :func:`_falls`. ``samples`` are (parameter, its state, moments, gradients that fed them)."""
+    fell = compared = 0
+    due = done = 0.0
+    moments = on_host([moment for _, _, moment, _ in samples])
+    gradients = iter(on_host([fed for *_, fed in samples if fed is not None]))
+    for (parameter, state, moment, fed), wide in zip(samples, moments, strict=True):
+        now = wide.to(moment.dtype)
+        gradient = None if fed is None else next(gradients)
+        before = last.get(id(parameter))
+        if before is not None and before.shape == now.shape:
+            fell += int((now < before).sum())
+            compared += int((before > 0).sum())
+            if gradient is not None:
+                falls = _falls(before, now, gradient, _decay(optimizer, state))
+                due, done = due + falls[0], done + falls[1]
+        last[id(parameter)] = now
+    return fell, compared, due, done
 
 
 def _decay(optimizer: Optimizer, state: dict[str, Any]) -> float | None:
@@ -127,8 +150,8 @@ def dtypes(tensors: list[Tensor]) -> str:
 
 def nonfinite_count(tensors: list[Tensor]) -> int:
     """NaN and infinite entries of all tensors."""
-    bad = (t for t in tensors if not all_finite(t))
-    return sum(int((~torch.isfinite(plain(t))).sum()) for t in bad)
+    bad = (t for t, finite in zip(tensors, are_finite(tensors), strict=True) if not finite)
+    return int(sum(fetch([(~torch.isfinite(plain(t))).sum() for t in bad])))
 
 
 # Looks at tensors outside the ops: parameters, buffers and batches at the start and at the end.
@@ -221,6 +244,19 @@ def _still_share(now: Tensor, first: Tensor) -> float | None:
 
 def _sample(values: Tensor) -> tuple[float, ...]:
     return tuple(evenly(plain(values).detach(), SAMPLE).float().tolist())
+
+
+def on_host(parts: list[Tensor]) -> list[Tensor]:
+    """Copies in fp64 of one-dimensional tensors, in the memory of the CPU; one wait for each device
+    that they are on."""
+    found = list(parts)
+    for device in {part.device for part in parts}:
+        places = [place for place, part in enumerate(parts) if part.device == device]
+        joined = torch.cat([parts[place].double() for place in places]).cpu()
+        sizes = [parts[place].numel() for place in places]
+        for place, copy in zip(places, torch.split(joined, sizes), strict=True):
+            found[place] = copy
+    return found
 
 
 def evenly(values: Tensor, count: int) -> Tensor:

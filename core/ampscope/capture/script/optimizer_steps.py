@@ -32,11 +32,21 @@ from ampscope.capture.script.optimizer_facts import (
     evenly,
     lr_of,
     nonfinite_count,
+    on_host,
     option_of,
     parameters_of,
     state_facts,
 )
-from ampscope.capture.tensors import floats, opened, readable, unreadable
+from ampscope.capture.tensors import (
+    HALF,
+    fetch,
+    floats,
+    largest_of,
+    norms_of,
+    opened,
+    readable,
+    unreadable,
+)
 from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import OptimizerStep, ParameterGradient
@@ -327,11 +337,12 @@ class GradientFacts:
 
 def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
     """Facts about ``parameter.grad / factor`` of those that have a gradient that can be read."""
-    held = ((p, readable(p.grad)) for p in parameters if p.grad is not None)
-    parts = tuple((p, _part(values, factor)) for p, values in held if values is not None)
-    only = [part for _, part in parts]
+    held = [
+        (p, v) for p in parameters if p.grad is not None and (v := readable(p.grad)) is not None
+    ]
+    only = _parts([values for _, values in held], factor or 1.0)
     return GradientFacts(
-        parts=parts,
+        parts=tuple(zip((p for p, _ in held), only, strict=True)),
         total=sum(p.total for p in only),
         zero=sum(p.zero for p in only),
         nonfinite=sum(p.nonfinite for p in only),
@@ -340,17 +351,39 @@ def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
     )
 
 
-def _part(values: Tensor, factor: float) -> Part:
-    finite = torch.isfinite(values)
-    kept = values.float()[finite].abs()
-    scale = factor or 1.0
-    return Part(
-        total=values.numel(),
-        zero=int((values == 0).sum()),
-        nonfinite=values.numel() - int(finite.sum()),
-        norm=float(torch.linalg.vector_norm(kept, dtype=torch.float64)) / scale,
-        largest=float(kept.max()) / scale if kept.numel() else 0.0,
-    )
+def _parts(gradients: list[Tensor], scale: float) -> list[Part]:
+    """Facts about each; on a device with one wait for all, and one more where some are not
+    finite."""
+    count = len(gradients)
+    zero = [(values == 0).sum() for values in gradients]
+    numbers = fetch([*zero, *_magnitudes(gradients)])
+    bad = [n for n in range(count) if not math.isfinite(numbers[count + n])]
+    nonfinite = dict.fromkeys(range(count), 0.0)
+    again: list[Tensor] = []
+    for n in bad:  # one copy at a time: there may be no memory for all
+        finite = torch.isfinite(gradients[n])
+        kept = torch.where(finite, gradients[n], 0.0)
+        again += (~finite).sum(), *_magnitudes([kept])
+    found = fetch(again)
+    for place, n in enumerate(bad):
+        three = found[3 * place : 3 * place + 3]
+        nonfinite[n], numbers[count + n], numbers[2 * count + n] = three
+    return [
+        Part(
+            total=values.numel(),
+            zero=int(numbers[n]),
+            nonfinite=int(nonfinite[n]),
+            norm=numbers[2 * count + n] / scale,
+            largest=numbers[count + n] / scale,
+        )
+        for n, values in enumerate(gradients)
+    ]
+
+
+def _magnitudes(gradients: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each in fp32, then the 2-norm of each."""
+    narrow = [v if v.dtype in (*HALF, torch.float32) else v.float() for v in gradients]
+    return [*largest_of(narrow), *norms_of(narrow, 2.0, torch.float64)]
 
 
 # Reads an optimizer's gradients at a step: sums of all, details of some, taints of the bad.
@@ -382,8 +415,8 @@ class GradientReader:
         if not facts.nonfinite and self._finite_detailed < FINITE_DETAILED:
             detailed, self._finite_detailed = True, self._finite_detailed + 1
         for order, (parameter, part) in enumerate(facts.parts):
-            taint = self._taint_of(parameter.grad)
-            if part.nonfinite and taint is not None and taint >= 0:
+            taint = self._taint_of(parameter.grad) if part.nonfinite else None
+            if taint is not None and taint >= 0:
                 self.taints[taint] = self.taints.get(taint, 0) + 1
             if detailed:
                 self.records.append(
@@ -425,12 +458,14 @@ class WeightSample:
         held = (v for p in parameters if (v := readable(p)) is not None and v.is_floating_point())
         parts = [evenly(v, SAMPLED) for v in held if v.numel()]
         empty = torch.empty(0)
-        self._values = torch.cat([p.double().cpu() for p in parts]) if parts else empty
+        here = on_host(parts)
+        self._values = torch.cat(here) if parts else empty
         old = empty if before is None else before._values
         comparable = parts and old.shape == self._values.shape
         moved = torch.ne(old, self._values).double().mean() if comparable else None
         self.moved_since = None if moved is None else float(moved)
-        wide = [p for p in parts if p.dtype is torch.float32]
+        both = zip(parts, here, strict=True)
+        wide = [copy.float() for part, copy in both if part.dtype is torch.float32]
         coarsest = (torch.bfloat16, torch.float16)  # fp16 holds nearly all that bf16 does
         fits = (d for d in coarsest if wide and all(torch.equal(p.to(d).float(), p) for p in wide))
         self.held_in = dtype_name(found) if (found := next(fits, None)) else ""
@@ -466,9 +501,12 @@ class WeightMotion:
             if now is not None and b is not None and now.shape == b.shape
         ]
         total = sum(now.numel() for _, now, _ in pairs)
-        moved = sum(int(torch.ne(now, b).sum()) for _, now, b in pairs)
-        square = sum(float((now.double() - b.double()).square().sum()) for _, now, b in pairs)
-        expected = sum(_along(p, now, b) for p, now, b in pairs)
+        numbers: list[Tensor] = []
+        for parameter, now, b in pairs:
+            change = now.double() - b.double()
+            numbers += torch.ne(now, b).sum(), change.square().sum(), _along(parameter, change)
+        found = fetch(numbers)
+        moved, square, expected = (sum(found[n::3]) for n in range(3))
         return (moved / total if total else None), math.sqrt(square), expected
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
@@ -477,16 +515,16 @@ class WeightMotion:
         return before
 
 
-def _along(parameter: Tensor, now: Tensor, before: Tensor) -> float:
+def _along(parameter: Tensor, change: Tensor) -> Tensor:
     """The change of one parameter times its gradient; 0 for a gradient that cannot be read."""
-    gradient = parameter.grad
+    gradient, nothing = parameter.grad, change.new_zeros(())
     if gradient is None or unreadable(gradient):
-        return 0.0
+        return nothing
     is_sparse = gradient.layout is not torch.strided and not gradient.is_nested
     values = readable(gradient.to_dense() if is_sparse else gradient)
-    if values is None or values.shape != now.shape:
-        return 0.0
-    return float(((now.double() - before.double()) * values.double()).sum())
+    if values is None or values.shape != change.shape:
+        return nothing
+    return (change * values.double()).sum()
 
 
 # Which gradients still carry a loss scale: scaled by a backward, not unscaled since.
