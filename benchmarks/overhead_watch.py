@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -47,6 +48,7 @@ def telemetry_contestant(session: Session) -> dict[str, Contestant]:
     """The process that reads the machine ten times a second; outside its turns it stands still. A
     turn of 50 steps is some readings long."""
     beside = Beside(Path(tempfile.mkdtemp(prefix="ampscope-benchmark-")), session.device)
+    atexit.register(beside.process.kill)  # one that stands still does not end by itself
     time.sleep(STARTED_S)
     beside.process.send_signal(signal.SIGSTOP)
 

@@ -149,6 +149,7 @@ class Conductor:
         environment = {
             "TRITON_CACHE_DIR": str(self._work / "triton"),
             "TORCHINDUCTOR_CACHE_DIR": str(self._work / "inductor"),
+            "OMP_WAIT_POLICY": "PASSIVE",  # parts and host work share the cores
             **os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(own), "AMPSCOPE_STORE": str(own / "runs.db"),
         }  # fmt: skip
