@@ -179,6 +179,7 @@ class Part:
         self.name, self.dry, self.out = name, dry, out
         self.shared = shared  # what parts leave for one another
         self.printed = ""  # by the last command
+        self._lock = threading.Lock()
         self._started = time.monotonic()
         self._seconds = seconds
         self._values: dict[str, tuple[float | None, str]] = {}
@@ -192,15 +193,17 @@ class Part:
 
     def add(self, name: str, entry: Entry) -> None:
         """Write one more entry; says it, too."""
-        self.document["entries"][name] = {"status": 0, **entry}
-        self._write()
+        with self._lock:  # threads add, too
+            self.document["entries"][name] = {"status": 0, **entry}
+            self._write()
         brief = {k: v for k, v in entry.items() if not isinstance(v, dict | list)}
         print(name, json.dumps(brief, default=str)[:300], flush=True)
 
     def figure(self, name: str, value: float | None, unit: str = "") -> None:
         """Write one more figure."""
-        self._values[name] = (None if value is None else float(value), unit)
-        self._write()
+        with self._lock:
+            self._values[name] = (None if value is None else float(value), unit)
+            self._write()
 
     @property
     def device(self) -> str:
@@ -627,8 +630,12 @@ def host_rehearsals(part: Part) -> None:
     """All rehearsals at once, each on two threads; run beside `rehearsed`, which waits for them."""
     sides = both_sides(part.dry)
     with ThreadPoolExecutor(2 if part.dry else len(sides)) as pool:
-        for name, (_, command) in sides.items():
+        running = [
             pool.submit(one_side, part, name, command, _rehearsal_of(part, name))
+            for name, (_, command) in sides.items()
+        ]
+    for side in running:
+        side.result()
 
 
 def rehearsed(part: Part) -> None:
@@ -1055,21 +1062,21 @@ def compare(part: Part) -> None:
                         "--time-limit", "8")  # fmt: skip
         add_samples(part)
         return
-    smi: Entry = {}
+    smi: Entry = {"status": 1, "note": "the comparison ended before it was asked"}
 
-    def ask() -> None:  # while the comparison runs
-        time.sleep(15)
-        done = subprocess.run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"],
-                              capture_output=True, text=True, check=False)  # fmt: skip
-        smi.update({"status": done.returncode, "printed": done.stdout[-1_000:]})
+    def ask() -> None:
+        query = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"]
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        smi.update({"status": done.returncode, "printed": done.stdout[-1_000:], "note": ""})
 
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Timer(15.0, ask)  # while the comparison runs
     asking.start()
     measure_compare(part, "filled", "gpt", "--size", "medium", "--batch", "256", "--precision",
                     "fp32,tf32,bf16,fp16", "--seeds", "2", "--steps", "20",
                     "--time-limit", "28")  # fmt: skip
+    asking.cancel()
     add_samples(part)
-    part.add("nvidia-smi", smi or {"status": 1, "note": "the comparison ended before"})
+    part.add("nvidia-smi", smi)
     if part.left_s() > 12:
         limit = str(int(part.left_s() - 8))
         measure_compare(part, "as it comes", "gpt", "--size", "medium", "--precision", "fp32,bf16",
