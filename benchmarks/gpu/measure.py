@@ -183,12 +183,13 @@ class Part:
         self._started = time.monotonic()
         self._seconds = seconds
         self._values: dict[str, tuple[float | None, str]] = {}
-        self.folder = Path(tempfile.mkdtemp(prefix=f"ampscope-gpu-{name}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="m-"))
         self.store = self.folder / "runs.db"
         found = setting()
         self.card = card_of(str(found["gpu"] or ""))
-        self.document: Entry = {"part": name, "dry": dry, "setting": found, "figures": {},
-                                "entries": {}}  # fmt: skip
+        card = card_now() if found["gpu"] else {}
+        self.document: Entry = {"part": name, "dry": dry, "card": card, "setting": found,
+                                "figures": {}, "entries": {}}  # fmt: skip
         self._write()
 
     def add(self, name: str, entry: Entry) -> None:
@@ -301,9 +302,6 @@ print(json.dumps({"failed": failed, "absent": absent, "loaded": len(sys.modules)
 
 
 def look(part: Part) -> None:
-    import torch
-
-    part.document["card"] = {} if part.dry else _card(torch.cuda.get_device_properties(0))
     part.add("card", dict(part.document["card"]))
     if not part.dry:
         part.add("nvidia-smi", part.call("nvidia-smi") | {"printed": part.printed[-4_000:]})
@@ -328,10 +326,13 @@ def load_modules(part: Part) -> Entry:
     return entry | found
 
 
-def _card(properties: Any) -> Entry:
+def card_now() -> Entry:
+    """The card that torch takes, and the driver."""
+    import torch
+
     from ampscope.hardware.gpu import read_gpus
 
-    survey = read_gpus()
+    survey, properties = read_gpus(), torch.cuda.get_device_properties(0)
     return {
         "name": properties.name, "uuid": f"GPU-{properties.uuid}", "driver": survey.driver,
         "cuda": survey.cuda_driver, "kind": card_of(properties.name),
@@ -669,9 +670,8 @@ def rehearsed(part: Part) -> None:
 
 def one_side(part: Part, name: str, command: Command, store: Path) -> Entry:
     """A run with a temporary folder of its own, so that it does not wait for the CPU's lock."""
-    folder = part.folder / f"{_file_name(name)}-temporary"
-    folder.mkdir(exist_ok=True)
-    entry = part.ampscope(*command, store=store, TMPDIR=str(folder), OMP_NUM_THREADS="2")
+    folder = tempfile.mkdtemp(dir=part.folder)
+    entry = part.ampscope(*command, store=store, TMPDIR=folder, OMP_NUM_THREADS="2")
     if part.name == "host-rehearsals":
         part.add(name, entry)
         _write_whole(store.with_suffix(".json"), entry)

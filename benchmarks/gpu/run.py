@@ -81,7 +81,7 @@ class Conductor:
         self._began = time.monotonic()
         self._dry, self._out, self._limit = dry, out, limit
         self._clock_s = CLOCKS_S[command] * (DRY_FACTOR if dry else 1)
-        self._work = Path(tempfile.mkdtemp(prefix="ampscope-gpu-"))
+        self._work = Path(tempfile.mkdtemp(prefix="ag-"))  # short: sockets lie below it
         self._host: dict[str, subprocess.Popen[bytes]] = {}
         self._log = ""
         self.summary: Document = {
@@ -199,8 +199,9 @@ class Conductor:
         ]
         if state["status"] == "ok" and not entries:
             state["status"] = "failed"
+        self.summary["card"] = found.pop("card", {}) or self.summary["card"]
         if name == "look":
-            self.summary["look"], self.summary["card"] = found, found.pop("card", {})
+            self.summary["look"] = found
         elif found:
             path = self._out / file
             kept = _read(path).get("parts", {})

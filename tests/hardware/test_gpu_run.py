@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import uuid
 from collections.abc import Callable
@@ -43,8 +44,9 @@ def module(path: Path) -> ModuleType:
 
 
 @pytest.fixture
-def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return module(GPU / "measure.py")
 
 

@@ -3,8 +3,10 @@ on a machine with a GPU where they were never installed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +68,37 @@ def test_the_tests_for_a_gpu_are_collected_there(without_dashboard: dict[str, st
     collected = re.search(r"(\d+)/\d+ tests collected", ended.stdout)
     assert collected is not None
     assert int(collected[1]) >= 18
+
+
+@pytest.mark.slow
+def test_all_that_a_gpu_is_asked_first_works_there(
+    without_dashboard: dict[str, str], tmp_path: Path
+) -> None:
+    """Nine parts in their smallest form, which a device would answer in seven minutes: each wrote
+    figures and failed in nothing, in the time that two cores have in four minutes."""
+    command = ["bash", str(ROOT / "benchmarks" / "gpu" / "run"), "--dry", "first"]
+    environment = {**without_dashboard, "PYTHON": sys.executable, "OUT": str(tmp_path)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.returncode == 0, ended.stdout[-3_000:]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    host = ["host-tests", "host-rehearsals"]
+    first = [name for name in summary["parts"] if name not in host]
+    assert first == [
+        "look", "tests", "diagnose", "rehearsed", "price", "overhead", "ceilings", "compare",
+        "cores",
+    ]  # fmt: skip
+    documents = {"look": summary["look"]}
+    for file in {part["file"] for part in summary["parts"].values()} - {"summary.json"}:
+        documents |= json.loads((tmp_path / file).read_text())["parts"]
+    for name in first:
+        assert documents[name]["figures"], name
+        assert not any(figure["believable"] for figure in documents[name]["figures"].values())
+    assert documents["look"]["figures"]["first_step elements_in_another_bin"]["value"] == 0
+    assert documents["diagnose"]["figures"]["C72 right"]["value"] == 1
+    files = list(tmp_path.iterdir())
+    assert len(files) <= 7
+    assert all(file.stat().st_size < 1_000_000 for file in files)
+    used_s = sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime"))
+    assert used_s < 2 * 240
