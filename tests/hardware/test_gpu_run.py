@@ -462,3 +462,26 @@ def test_plain_torch_is_timed_in_few_rounds_on_few_elements(
     assert [line["kind"] for line in lines] == ["gaussian", "equal"] * 2
     one = next(line for line in lines if line["tensors"] == "one tensor")
     assert one["ns_per_element"]["plain torch"][1] == pytest.approx(4 * 1e9 / 64)
+
+
+def test_a_capture_that_a_watch_breaks_is_a_figure_and_ends_no_part(
+    measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_graphs(part: Any, kind: str, *, watched: bool) -> list[torch.Tensor]:
+        if watched and kind == "full-step-capture":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return [torch.ones(1) * (1 + watched)]
+
+    monkeypatch.setattr(measure, "by_graphs", by_graphs)
+    monkeypatch.setattr(measure, "price_of", lambda *_: None)
+    monkeypatch.setenv(sampler_process.WANTED, "0")
+    part = measure.Part("price", tmp_path / "price.json", 60.0, True)
+    measure.price(part)
+    figures = {name: one["value"] for name, one in part.document["figures"].items()}
+    assert figures == {
+        "full-step-capture survived": 0, "full-step-capture alike": None,
+        "reduce-overhead survived": 1, "reduce-overhead alike": 0,
+    }  # fmt: skip
+    entries = part.document["entries"]
+    assert "capturing" in entries["full-step-capture"]["output"]
+    assert entries["reduce-overhead"]["status"] == 0
