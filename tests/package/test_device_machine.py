@@ -76,13 +76,14 @@ def test_all_that_a_gpu_is_asked_first_works_there(
 ) -> None:
     """Nine parts in their smallest form, which a device would answer in seven minutes: each wrote
     figures and failed in nothing, in the time that two cores have in four minutes."""
+    out = tmp_path / "out"
     command = ["bash", str(ROOT / "benchmarks" / "gpu" / "run"), "--dry", "first"]
-    environment = {**without_dashboard, "PYTHON": sys.executable, "OUT": str(tmp_path)}
+    environment = {**without_dashboard, "PYTHON": sys.executable, "OUT": str(out)}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ended.returncode == 0, ended.stdout[-3_000:]
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     host = ["host-tests", "host-rehearsals"]
     first = [name for name in summary["parts"] if name not in host]
     assert first == [
@@ -91,13 +92,13 @@ def test_all_that_a_gpu_is_asked_first_works_there(
     ]  # fmt: skip
     documents = {"look": summary["look"]}
     for file in {part["file"] for part in summary["parts"].values()} - {"summary.json"}:
-        documents |= json.loads((tmp_path / file).read_text())["parts"]
+        documents |= json.loads((out / file).read_text())["parts"]
     for name in first:
         assert documents[name]["figures"], name
         assert not any(figure["believable"] for figure in documents[name]["figures"].values())
     assert documents["look"]["figures"]["first_step elements_in_another_bin"]["value"] == 0
     assert documents["diagnose"]["figures"]["C72 right"]["value"] == 1
-    files = list(tmp_path.iterdir())
+    files = list(out.iterdir())
     assert len(files) <= 7
     assert all(file.stat().st_size < 1_000_000 for file in files)
     used_s = sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime"))
