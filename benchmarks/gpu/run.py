@@ -103,7 +103,7 @@ class Conductor:
                 self._start_host("host-tests")
             for name in names:
                 if name not in BESIDE_HOST_WORK:
-                    self._end_host()
+                    self._end_host(waits=name in HOST)
                 if name in PARTS:
                     self._part(name)
         finally:
@@ -167,11 +167,11 @@ class Conductor:
         limit_s = sum(PARTS[part].seconds for part in BESIDE_HOST_WORK)
         self._host[name] = self._started(name, limit_s * (DRY_FACTOR if self._dry else 1))
 
-    def _end_host(self) -> None:
-        """In a dry run it may take its time: nothing is timed there."""
+    def _end_host(self, *, waits: bool = False) -> None:
+        """In a dry run it may take its time, too: nothing is timed there."""
         for name, process in self._host.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, self._left_s()) if self._dry else 0)
+                process.wait(max(0.0, self._left_s()) if waits or self._dry else 0)
             status = {None: "time over", 0: "ok"}.get(process.poll(), "failed")
             self.summary["parts"][name] = {
                 "status": status,

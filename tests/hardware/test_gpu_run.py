@@ -314,6 +314,12 @@ def test_parts_that_are_run_again_replace_their_own_results(tmp_path: Path) -> N
     }
 
 
+def test_host_work_that_is_asked_for_may_take_its_time(tmp_path: Path) -> None:
+    parts = "time.sleep(1)\nwrite(entry={})"
+    summary = conducted(tmp_path, parts, "again", "host-tests")
+    assert summary["parts"]["host-tests"]["status"] == "ok"
+
+
 # What makes a figure believable.
 
 
