@@ -38,7 +38,11 @@ GOALS_NS = {torch.float16: 0.4, torch.bfloat16: 0.4, torch.float32: 0.8}  # from
 # What a model may have in a step: 12 blocks of 16 tensors, the largest 2^24 elements.
 MODEL = tuple(1 << (9 + index) for index in range(16)) * 12
 GPU_SHAPES = {"192 tensors": MODEL, "one tensor": (1 << 28,)}
+VARIANT = "variant"
 GPU_GOAL = 0.6  # share of copy bandwidth
+# Plain torch takes some 20 launches a block of a tensor, with atomics on few addresses: in more
+# rounds, or on larger tensors, it alone would take minutes.
+PLAIN_ROUNDS, PLAIN_KINDS, PLAIN_LARGEST = 3, ("gaussian", "gradient"), 1 << 24
 
 Line = dict[str, object]
 
@@ -103,10 +107,12 @@ def verdicts_cpu(lines: list[Line]) -> list[Line]:
     return verdicts
 
 
-def measure_cuda(rounds: int, largest: int) -> list[Line]:
+def measure_cuda(asked: argparse.Namespace) -> list[Line]:
+    rounds, largest = asked.rounds, asked.largest
     cache = torch.empty(min(256 << 20, largest), dtype=torch.uint8, device="cuda")  # beyond any L2
     lines: list[Line] = []
-    for (shape, full), dtype, kind in product(GPU_SHAPES.items(), MANTISSA, KINDS):
+    dtypes = [dtype for dtype in MANTISSA if short(dtype) in asked.dtypes]
+    for (shape, full), dtype, kind in product(GPU_SHAPES.items(), dtypes, asked.kinds):
         sizes = [min(size, largest) for size in full]
         tensors, elements = [make(kind, size, dtype, "cuda") for size in sizes], sum(sizes)
         counter = DeviceCounter(torch.device("cuda"))
@@ -115,17 +121,28 @@ def measure_cuda(rounds: int, largest: int) -> list[Line]:
             "copy": partial(torch.empty_like(source).copy_, source),
             "launch a tensor": partial(count_all, counter, tensors, stable=False),
             "launch for many": partial(count_all, counter, tensors, stable=True),
-            "plain torch": partial(for_each, exponent_layout.count_flat, tensors),
             "torch.histc": partial(for_each, linear_histogram, tensors),
+            **variants(counter, tensors),
         }
         times = interleaved(contestants, rounds, partial(gpu_seconds, cache))
         step = interleaved({"step": partial(whole_step, counter, tensors)}, rounds)["step"]
+        if kind in PLAIN_KINDS:
+            own = [tensor[:PLAIN_LARGEST] for tensor in tensors]
+            counted = {"plain torch": partial(for_each, exponent_layout.count_flat, own)}
+            clock = partial(gpu_seconds, cache)
+            scale = elements / sum(tensor.numel() for tensor in own)  # to as many elements
+            times |= {name: [scale * one for one in seconds] for name, seconds in
+                      interleaved(counted, min(rounds, PLAIN_ROUNDS), clock).items()}  # fmt: skip
         medians = {name: float(np.median(seconds)) for name, seconds in times.items()}
         share = medians["copy"] / medians["launch for many"] / 2  # a copy reads and writes
         lines.append({
             "tensors": shape, "dtype": short(dtype), "kind": kind, "triton": counter._triton,
             "copy_gb_per_s": round(2e-9 * elements * dtype.itemsize / medians["copy"], 1),
             "share_of_copy_bandwidth": round(share, 3), "met": share >= GPU_GOAL,
+            "share_by_variant": {
+                name: round(medians["copy"] / median / 2, 3) for name, median in medians.items()
+                if name == "launch for many" or name.startswith(VARIANT)
+            },
             "ns_per_element": {n: quartiles_ns(s, elements) for n, s in times.items()},
             "step_with_transfer_ms": round(float(np.median(step)) * 1e3, 3),
         })  # fmt: skip
@@ -152,6 +169,22 @@ def count_all(counter: DeviceCounter, tensors: list[Tensor], stable: bool) -> No
     counter.flush()
 
 
+def variants(counter: DeviceCounter, tensors: list[Tensor]) -> dict[str, Callable[[], object]]:
+    """The kernel in each way to compile it that is kept, by what it is compiled with; none where
+    Triton does not work."""
+    if not counter._triton:
+        return {}
+    from ampscope.capture import exponent_cuda
+
+    entries = [exponent_cuda.Entry(tensor, 0, 1) for tensor in tensors]
+    counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device="cuda")
+    return {
+        f"{VARIANT} {' '.join(f'{k}={v}' for k, v in variant._asdict().items())}":
+            partial(exponent_cuda.launch, entries, counts, variant)
+        for variant in getattr(exponent_cuda, "VARIANTS", ())
+    }  # fmt: skip
+
+
 def whole_step(counter: DeviceCounter, tensors: list[Tensor]) -> None:
     count_all(counter, tensors, stable=True)
     counter.collect()
@@ -166,21 +199,24 @@ def linear_histogram(tensor: Tensor) -> Tensor:
     return torch.histc(tensor.float(), bins=64, min=-8, max=8)
 
 
+def names(text: str) -> list[str]:
+    """Those between commas."""
+    return text.split(",")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Price one exponent histogram.")
     parser.add_argument("--cuda", action="store_true", help="measure the GPU instead of the CPU")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--largest", type=int, default=1 << 28, help="elements of a GPU's tensors")
+    parser.add_argument("--dtypes", type=names, default=[*map(short, MANTISSA)], help="of a GPU's")
+    parser.add_argument("--kinds", type=names, default=KINDS, help="of a GPU's tensors")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.cuda and not torch.cuda.is_available():
         parser.error("--cuda: torch sees no CUDA device here")
     started, report = time.perf_counter(), {"setting": setting(), "rounds": arguments.rounds}
-    lines = (
-        measure_cuda(arguments.rounds, arguments.largest)
-        if arguments.cuda
-        else measure_cpu(arguments.rounds)
-    )
+    lines = measure_cuda(arguments) if arguments.cuda else measure_cpu(arguments.rounds)
     report["load_average_after"] = round(os.getloadavg()[0], 2)
     report["elapsed_s"] = round(time.perf_counter() - started, 1)
     report["verdicts"] = (

@@ -5,6 +5,8 @@
     python benchmarks/overhead.py --what probe                 # what a probe's instruments cost
     python benchmarks/overhead.py --compiled --alone           # the model by torch.compile
     python benchmarks/overhead.py --taps --models gpt:small    # results/overhead_taps_cpu.json
+    python benchmarks/overhead.py --what telemetry --alone     # the process that reads the machine
+    python benchmarks/overhead.py --models gpt:medium --batch 256    # a step that fills a GPU
 
 One process; every contestant's steps follow bare steps of the same training and are followed by
 others, and the ratio is what counts, so that a slow moment of the machine hits both. Contestants
@@ -32,7 +34,7 @@ import torch
 from contest import setting
 from overhead_contestants import Contestant, Session, ampscope_contestants
 from overhead_peers import peers
-from overhead_watch import DEFAULT, watch_contestants
+from overhead_watch import DEFAULT, telemetry_contestant, watch_contestants
 from overhead_watch import GOALS as WATCH_GOALS
 from torch._dynamo.utils import counters
 
@@ -44,6 +46,8 @@ PROBE_GOALS = {
     "every layer, one step in ten": 1.03,
     "hooks idle": 1.01,
 }
+CONTESTANTS = {"watch": watch_contestants, "probe": ampscope_contestants,
+               "telemetry": telemetry_contestant}  # fmt: skip
 COMPARED_STEPS = 10  # of two trainings, with taps and without
 MODELS = ("gpt:small", "gpt:medium", "resnet:small")
 Line = dict[str, object]
@@ -103,27 +107,29 @@ def quartiles(values: list[float], unit: float = 1.0) -> list[float]:
 def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> Line:
     precision, rounds, what = asked.precision, asked.rounds, asked.what
     print(f"{model} on {device}, {policy}, {precision}", flush=True)
-    workload, _, size = model.partition(":")
+    workload, size, *batch = model.split(":")
+    samples = int(batch[0]) if batch else asked.batch
     with ExitStack() as stack:
         if policy == "rehearsal":
             stack.enter_context(cuda_autocast_lists())
-        session = Session(workload, size, torch.device(device), policy, precision)
+        session = Session(workload, size, torch.device(device), policy, precision, samples)
         if asked.compiled:
             session.model.compile()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if asked.taps:  # a training of its own, with code of its own: Dynamo shares none here
-            tapped = Session(workload, size, torch.device(device), policy, precision)
+            tapped = Session(workload, size, torch.device(device), policy, precision, samples)
             tapped.model.compile(backend=_inductor)  # type: ignore[no-untyped-call]  # as above
             own = watch_contestants(tapped, taps=True)
             moved = by_taps(session, tapped, own[DEFAULT])
         else:
             moved = None
-            own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
-        goals = PROBE_GOALS if what == "probe" else WATCH_GOALS[device]
+            own = CONTESTANTS[what](session)
+        goals = {**WATCH_GOALS[device], **PROBE_GOALS}
         others, absent = ({}, ["all: --alone"]) if asked.alone else peers(session)
         lines = ratios(session, own | others, rounds)
-    verdicts = {name: verdict(lines[name], goal) for name, goal in goals.items()}
+    verdicts = {name: verdict(lines[name], goal) for name, goal in goals.items() if name in lines}
     return {
         "model": model,
+        "batch": samples or "as the workload gives it",
         "policy": policy,
         "compiled": asked.compiled,
         "taps": asked.taps,
@@ -163,8 +169,9 @@ def verdict(line: Line, goal: float) -> Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--models", default=",".join(MODELS), help="workload:size, comma-separated")
-    parser.add_argument("--what", default="watch", choices=("watch", "probe"))
+    parser.add_argument("--models", default=",".join(MODELS), help="workload:size[:batch], …")
+    parser.add_argument("--batch", type=int, default=0, help="samples a step; 0: as they come")
+    parser.add_argument("--what", default="watch", choices=tuple(CONTESTANTS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--policy", default="native", choices=("rehearsal", "native"))
     parser.add_argument("--peers", type=Path, nargs="*", default=[], help="folders with peers")
@@ -185,20 +192,22 @@ def main() -> None:
     policy = "cuda" if asked.device == "cuda" else asked.policy
     random.seed(0)
     started = time.monotonic()
-    measured = [measure(model, asked.device, policy, asked) for model in asked.models.split(",")]
+    what = "overhead" if asked.what == "watch" else f"overhead_{asked.what}"
+    what += "_taps" if asked.taps else ""
+    out = asked.out or RESULTS / f"{what}_{asked.device}.json"
+    measured: list[Line] = []
     document: Line = {
         "setting": setting(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
         "training": f"{asked.precision}, the workload's own optimizer",
         "rounds": asked.rounds,
         "models": measured,
-        "load_average_after": round(os.getloadavg()[0], 2),
-        "elapsed_s": round(time.monotonic() - started, 1),
     }
-    what = "overhead" if asked.what == "watch" else "overhead_probe"
-    what += "_taps" if asked.taps else ""
-    out = asked.out or RESULTS / f"{what}_{asked.device}.json"
-    out.write_text(json.dumps(document, indent=1) + "\n")
+    for model in asked.models.split(","):  # written after each: what time is left is not known
+        measured.append(measure(model, asked.device, policy, asked))
+        document["load_average_after"] = round(os.getloadavg()[0], 2)
+        document["elapsed_s"] = round(time.monotonic() - started, 1)
+        out.write_text(json.dumps(document, indent=1) + "\n")
     print(out)
 
 

@@ -16,13 +16,13 @@ from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.weights import WeightObserver
+from ampscope.measure.comparison import batches_of
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec
 from ampscope.runner.instruments import Instruments
 from ampscope.runner.probe import prepare
 from ampscope.runner.training import training_step
 from ampscope.store.writer import RunWriter
-from ampscope.workloads.protocol import iterate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,18 @@ class Contestant:
 
 
 class Session:
-    """One built-in workload in one precision, bf16 autocast as a rule, under one policy."""
+    """One built-in workload in one precision, bf16 autocast as a rule, under one policy, with so
+    many samples a step (0: as the workload gives them)."""
 
     def __init__(
-        self, workload: str, size: str, device: torch.device, policy: str, precision: str = "bf16"
-    ) -> None:
-        self.spec = RunSpec(workload, size=size, precision=precision)
+        self, workload: str, size: str, device: torch.device, policy: str, precision: str = "bf16",
+        batch: int = 0,
+    ) -> None:  # fmt: skip
+        self.spec = RunSpec(workload, size=size, precision=precision, batch=batch)
         self.device = device
         self.training = prepare(self.spec, device)
         self.model: nn.Module = self.training.model
-        self.batches = iterate(self.training.workload)
+        self.batches = batches_of(self.training, self.spec)
         self.arithmetic = TensorCoreMode() if policy == "rehearsal" else None
         self.counts = Accumulator()
         self._elements = 0

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
+import os
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from overhead_contestants import Contestant, Session
+from sampler_cost import STARTED_S, Beside
 
 import ampscope
+from ampscope.telemetry.sampler_process import WANTED
 from ampscope.watcher.schedule import FREE_S
 
 DEFAULT, TENTH, EVERYTHING, ASLEEP = (
@@ -19,6 +25,7 @@ DEFAULT, TENTH, EVERYTHING, ASLEEP = (
     "watch, everything at every step",
     "watch, schedule asleep",
 )
+TELEMETRY = "telemetry alone"
 GOALS = {
     "cpu": {DEFAULT: 1.03, EVERYTHING: 1.15, ASLEEP: 1.01},
     "cuda": {DEFAULT: 1.01, EVERYTHING: 1.10, ASLEEP: 1.01},
@@ -37,9 +44,29 @@ def watch_contestants(session: Session, *, taps: bool = False) -> dict[str, Cont
     }
 
 
+def telemetry_contestant(session: Session) -> dict[str, Contestant]:
+    """The process that reads the machine ten times a second; outside its turns it stands still. A
+    turn of 50 steps is some readings long."""
+    beside = Beside(Path(tempfile.mkdtemp(prefix="ampscope-benchmark-")), session.device)
+    atexit.register(beside.process.kill)  # one that stands still does not end by itself
+    time.sleep(STARTED_S)
+    beside.process.send_signal(signal.SIGSTOP)
+
+    @contextlib.contextmanager
+    def attached() -> Iterator[None]:
+        beside.process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            beside.process.send_signal(signal.SIGSTOP)
+
+    return {TELEMETRY: Contestant(lambda _: session.step(), attached, 50)}
+
+
 def _watched(session: Session, every: int | None, steps: int, *, taps: bool) -> Contestant:
     training, turns = session.training, itertools.count()
     store = Path(tempfile.mkdtemp(prefix="ampscope-benchmark-")) / "runs.db"
+    os.environ[WANTED] = "0"  # it would read beside the bare steps, too; TELEMETRY prices it apart
     run = ampscope.watch(training.model, training.optimizer, every=every, store=store, taps=taps)
     run._session.detach()
     run._session.schedule.took(FREE_S, 0.0)

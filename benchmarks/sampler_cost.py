@@ -29,6 +29,7 @@ from contest import interleaved, setting
 from overhead_contestants import Session
 
 from ampscope.records import Machine, RunSpec, State, StepRecord
+from ampscope.runner.device import uuid_of
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.own_processes import process_clock_ns
@@ -37,20 +38,25 @@ OUT = Path(__file__).parent / "results" / "sampler_cost.json"
 GOAL_PERCENT = 1.0
 STARTED_S = 2.0  # after that the sampler has long been in its loop
 STEPS = 20  # of the training, in a turn
+CPU = torch.device("cpu")
 
 
 class Beside:
     """A store with one run, and a sampler that reads beside this process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device = CPU) -> None:
         self.writer = RunWriter.create(folder / "runs.db", RunSpec(workload="gpt"))
-        self.writer.start(Machine(device="cpu", device_name="", policy="native"))
+        self.writer.start(Machine(device=str(device), device_name="", policy="native"))
         command = [
             sys.executable,
             "-m",
             "ampscope.telemetry.sampler",
             "--store",
             str(self.writer.path),
+            "--device",
+            str(device),
+            "--uuid",
+            uuid_of(device),
         ]
         self.process = subprocess.Popen(
             [*command, "--run", self.writer.run_id, "--pid", str(os.getpid())],
