@@ -61,11 +61,11 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
         resolve(precision, device.type)
     machine = describe(spec, device)
     writer.wait_for(machine)
-    preload(device)
+    counter = preload(device, counts=spec.is_training)
     with turn(writer, store, machine, watchdog):
         with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
-        return f"{note} {readings.note}".strip()
+        return " ".join(filter(None, (counter, note, readings.note)))
 
 
 def _work(

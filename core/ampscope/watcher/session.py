@@ -7,7 +7,8 @@
     end            the step's record, and the alarms that begin with it, go to the recorder; the
                    schedule of the next step; the user is told of the alarms
 
-On CUDA without a scaler nothing waits for the norms: a step is finished while the next one runs.
+On CUDA without a scaler nothing waits for the norms, and with one for the histograms of a good
+step: such a step is finished while the next one runs.
 
 Also here: what a watched run says of itself.
 """
@@ -32,6 +33,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import tensor_table
+from ampscope.capture.exponent_count import prepare
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
@@ -96,7 +98,7 @@ class Session(TrainingListener):
             settings, lambda: self.recorder.is_cancelled, partial(self._send, spec.label)
         )
         self._state = StateGuard(models, settings.ema) if settings.guard else None
-        self._state_alarms: list[Event] = []  # of averages, seen before a backward
+        self._early_alarms: list[Event] = []  # seen before the step's end
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
@@ -115,7 +117,7 @@ class Session(TrainingListener):
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
         self._peak = Peak(self._device)
-        # A step whose numbers are on their way from the device, and what it ran.
+        # A step whose numbers or histograms are on their way from the device, and what it ran.
         self._late: tuple[Ended, list[Forward]] | None = None
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
@@ -140,6 +142,9 @@ class Session(TrainingListener):
         self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
         if self._device.type == "cpu":
             self.guard.call(tensor_table.works)  # compiles now, and not within a step
+        for device in dict.fromkeys(p.tensor.device for p in self._models.parameters):
+            if text := prepare(device):
+                self.recorder.event(Event(0, "note", "exponent counter", text))
         self.attach(0)
 
     def attach(self, step: int) -> None:
@@ -247,6 +252,7 @@ class Session(TrainingListener):
             with no_dispatch():
                 read.norms = checked(read.readout.norms(), gradients)
             if read.is_bad:
+                self._early_alarms += self._finish_late()  # it belongs to what a capsule keeps
                 if self.schedule.is_news:
                     self._histograms.count_bad(optimizer)
                 if not in_backward():  # otherwise once the last parameter has been reached
@@ -310,14 +316,14 @@ class Session(TrainingListener):
         read, skipped = as_one(parts), any(part.skipped for part in parts)
         if inside and read.norms is not None and read.is_bad:
             read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
-        frames, nonfinite = self._histograms.take(optimizers, read.scale or 1.0)
+        counted = self._histograms.take(optimizers, read.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
         self.schedule.took(counting_s, started - now.began)
         own_s = now.own_s + counting_s + self._flight.time.take()
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
-            self._peak.bytes(started), time.time(), frames, nonfinite,
+            self._peak.bytes(started), time.time(), counted,
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
@@ -328,13 +334,15 @@ class Session(TrainingListener):
         alarms = self._finish_late()
         if read.norms is None:
             self._late = ended, forwards
+        elif not counted.is_here and not ended.is_bad:
+            self._late = ended, []
         else:
             alarms += self._finish(ended)
         if self._state is not None:
             self._stepping.update(optimizers)
             self._note(self._state.after_step(self._stepping), now.step)
-            alarms += self._state_alarms
-            self._state_alarms = []
+        alarms += self._early_alarms
+        self._early_alarms = []
         self.dispatcher.reported += alarms
         self._begin(now.step + 1)
         self.now.own_s += time.perf_counter() - started
@@ -347,7 +355,7 @@ class Session(TrainingListener):
             text = f"{text} Last healthy checkpoint: {healthy}."
             alarm = Event(step, "alarm", name, f"{text} Rank {self.place.rank}, step {step}.")
             self.recorder.event(alarm)
-            self._state_alarms.append(alarm)
+            self._early_alarms.append(alarm)
 
     def checkpoint(self, path: Path, *, keep: bool, problem: str | None = None) -> bool:
         """Whether what a checkpoint at ``path`` holds was finite; then it is marked healthy.
@@ -398,9 +406,10 @@ class Session(TrainingListener):
             return []
         (ended, forwards), self._late = self._late, None
         read = ended.reading
-        read.norms = read.readout.norms()
-        if read.is_bad:
-            read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
+        if read.norms is None:
+            read.norms = read.readout.norms()
+            if read.is_bad:
+                read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
         return self._finish(ended)
 
     def _finish(self, ended: Ended) -> list[Event]:

@@ -28,6 +28,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.watcher.flight import Past
+from ampscope.watcher.histograms import Counted
 from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined, read_numbers
 from ampscope.watcher.replay import Replay
 
@@ -180,7 +181,8 @@ def as_one(parts: Sequence[Part]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One step that is over. It holds numbers only: the recorder may keep it waiting."""
+    """One step that is over. It holds numbers only, once its frames were read: the recorder may
+    keep it waiting."""
 
     step: int
     reading: Reading
@@ -190,10 +192,19 @@ class Ended:
     overhead_s: float
     peak_bytes: int
     ended_at: float  # seconds since the epoch
-    frames: dict[Role, Frame]
-    nonfinite: list[NonFiniteRecord]
+    counted: Counted
     optimizer: int = 0  # its id
     stalled: float | None = None  # share of half-precision weights that moved in a long span
+
+    @property
+    def frames(self) -> dict[Role, Frame]:
+        """The step's histograms. Waits for the device where it has to."""
+        return self.counted.frames
+
+    @property
+    def nonfinite(self) -> list[NonFiniteRecord]:
+        """The parameters whose gradients held NaN or Inf. Waits for the device where it has to."""
+        return self.counted.nonfinite
 
     @property
     def has_bad_weight(self) -> bool:
