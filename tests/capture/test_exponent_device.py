@@ -219,6 +219,23 @@ def test_one_tensor_is_one_launch_without_a_copy_to_the_device(
 
 
 @needs_triton
+def test_why_no_launch_works_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ampscope.capture import exponent_cuda
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC")
+
+    exponent_cuda.problem.cache_clear()
+    assert exponent_cuda.problem(torch.device("cpu")) == ""
+    exponent_cuda.problem.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(exponent_cuda, "launch", fails)
+        why = exponent_cuda.problem(torch.device("cpu"))
+    exponent_cuda.problem.cache_clear()
+    assert why == "RuntimeError: Failed to find C compiler. Please specify via CC"
+
+
+@needs_triton
 @pytest.mark.parametrize("place", range(6))
 def test_every_variant_counts_the_same(
     place: int, counter: DeviceCounter, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.records import Role
+from ampscope.watcher import session
 from tests.helpers.counted_device import CountedDevice
 from tests.helpers.watched import Recorded, recorded
 
@@ -100,6 +101,27 @@ def test_with_a_scaler_recorded_steps_wait_no_more_often_than_others(
         for every in (0, 1)
     )
     assert counting == quiet
+
+
+def test_the_counter_is_compiled_when_the_watch_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step, whose time it would be otherwise; a note says what there is to say."""
+    prepared: list[torch.device] = []
+
+    def prepare(device: torch.device) -> str:
+        prepared.append(device)
+        return "It took 9 s."
+
+    monkeypatch.setattr(session, "prepare", prepare)
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+    run = ampscope.watch(model, store=tmp_path / "runs.db")
+    assert prepared == [torch.device("cpu"), torch.device("meta")]
+    run.close()
+    notes = [e for e in recorded(tmp_path / "runs.db", run.id).events if "9 s" in e.text]
+    assert [(note.step, note.kind, note.name) for note in notes] == [
+        (0, "note", "exponent counter")
+    ] * 2
 
 
 def test_a_training_that_ends_early_has_all_its_steps(

@@ -75,6 +75,7 @@ def adopt_fork() -> None:
         compiled.adopt_fork()
 
 
+@cache
 def _compiled() -> ModuleType | None:
     """The numba counter; None where numba is missing or does not fit the installed NumPy."""
     return _numba()[0]

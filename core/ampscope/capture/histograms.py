@@ -22,7 +22,13 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
-from ampscope.capture.exponent_count import Coming, DeviceCounter, count_into, count_small_into
+from ampscope.capture.exponent_count import (
+    Coming,
+    DeviceCounter,
+    count_into,
+    count_small_into,
+    prepare,
+)
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import Numbers
@@ -176,6 +182,7 @@ class Accumulator:
         self._counts: Raw = np.zeros((_FIRST_ROWS, RAW_LEN), np.int64)
         self._memory = self._counts, self._counts.ctypes.data
         self._devices: dict[torch.device, DeviceCounter] = {}
+        self._uses_cpu = False  # for a tensor that is not small, dense and contiguous
 
     def add(self, role: Role, owner: int, tensor: Tensor, *, stable: bool = False) -> None:
         """Count every element of ``tensor``. ``stable``: no code writes to it before the next
@@ -191,6 +198,12 @@ class Accumulator:
             if self._failures is None:
                 raise
             self._failures.add(f"the histograms of some tensors ({role.value})", error)
+
+    @property
+    def note(self) -> str:
+        """Why counting was slow on the devices of the tensors so far, or nothing."""
+        devices = [torch.device("cpu")] * self._uses_cpu + list(self._devices)
+        return " ".join(filter(None, map(prepare, devices)))  # which have been prepared by now
 
     def flush(self) -> None:
         """Launch what waits, before any code writes to a tensor that was added as stable."""
@@ -232,6 +245,7 @@ class Accumulator:
             return
         with no_dispatch():
             if tensor.device.type == "cpu":
+                self._uses_cpu = True
                 count_into(tensor, self._counts[row])
                 return
             if reason := unreadable(tensor):
