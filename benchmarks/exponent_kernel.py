@@ -154,7 +154,7 @@ def count_all(counter: DeviceCounter, tensors: list[Tensor], stable: bool) -> No
 
 def whole_step(counter: DeviceCounter, tensors: list[Tensor]) -> None:
     count_all(counter, tensors, stable=True)
-    counter.collect()
+    counter.collect().rows()
 
 
 def for_each(function: Callable[[Tensor], object], tensors: list[Tensor]) -> None:

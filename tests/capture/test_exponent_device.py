@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +28,9 @@ if INTERPRETED:  # Triton decides when it is imported, and parts of torch import
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("ampscope.capture.exponent_cuda")
+ROOT = Path(__file__).parents[2]
+TRITONS = list(filter(None, os.environ.get("AMPSCOPE_TRITONS", "").split(os.pathsep)))
+CAPABILITIES = (75, 80, 86, 89, 90, 100)
 ONE = 1 + 149
 DECODERS = {
     torch.float16: oracle.fp16,
@@ -262,6 +269,43 @@ def test_without_triton_plain_torch_counts(monkeypatch: pytest.MonkeyPatch) -> N
     assert exponent_count.triton_problem(torch.device("cpu")) == "Triton is not installed"
     assert not DeviceCounter(torch.device("cpu"))._triton
     exponent_count.triton_problem.cache_clear()
+
+
+def beside(number: int, command: list[str], tmp_path: Path) -> str:
+    """What Python prints with the Triton of a folder that AMPSCOPE_TRITONS names."""
+    if number >= len(TRITONS):
+        pytest.skip("AMPSCOPE_TRITONS names no such folder")
+    paths = os.pathsep.join([TRITONS[number], os.environ.get("PYTHONPATH", "")])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": paths.rstrip(os.pathsep), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_kernel_compiles_for_every_card_ahead_of_time(number: int, tmp_path: Path) -> None:
+    """With each Triton that a supported torch brings; needs no GPU. Two blocks of 512 threads fit
+    the 65,536 registers of a multiprocessor, and from the A100 on hardly any spills."""
+    command = ["tests/helpers/triton_compile.py", *map(str, CAPABILITIES)]
+    made = [json.loads(line) for line in beside(number, command, tmp_path).splitlines()]
+    assert [one["capability"] for one in made] == list(CAPABILITIES)
+    for one in made:
+        assert one["registers"] <= 64, one
+        assert one["spilled_bytes"] <= 16 or one["capability"] < 80, one
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_kernel_counts_right_in_the_interpreter(number: int, tmp_path: Path) -> None:
+    if INTERPRETED:
+        pytest.skip("this is the interpreter's process")
+    command = ["-m", "pytest", "-n", "0", "-q", "-rA", "-k", "triton or one_tensor or kept"]
+    said = beside(number, [*command, __file__], tmp_path)
+    assert "PASSED tests/capture/test_exponent_device.py::test_every_bit_pattern[triton-" in said
+    assert "PASSED tests/capture/test_exponent_device.py::test_one_tensor_is_one_launch" in said
 
 
 @pytest.mark.gpu

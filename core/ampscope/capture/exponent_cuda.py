@@ -69,7 +69,7 @@ class Variant(NamedTuple):
 
 
 # Which is fastest only a card can say. A multiprocessor has 65,536 registers: the first keeps 32
-# warps on it and spills none, the second 16, as it takes 128 registers a thread. With 4 tiles a
+# warps on it and hardly spills, the second 16, as it takes 128 registers a thread. With 4 tiles a
 # tensor of 2^20 elements gives 64 programs, which is about half of an A100.
 VARIANTS = (
     Variant(16, 64, 4),
