@@ -163,6 +163,17 @@ def test_a_tensor_declared_stable_must_be(counter: DeviceCounter) -> None:
     assert counter.collect().rows()[0, ONE + 1] == 100
 
 
+def test_what_is_made_in_inference_mode_is_counted(counter: DeviceCounter) -> None:
+    """It has no version, so it cannot wait; nor can the copy of a slice that is made then."""
+    weight = torch.randn(40, 50, device=counter.device)
+    with torch.inference_mode():
+        made = torch.ones(3, device=counter.device), weight[:, 3:30:2]
+        for row, tensor in enumerate(made):
+            counter.add(tensor, row, stable=True)
+        rows = counter.collect().rows()
+    np.testing.assert_array_equal(rows, on_cpu(*(tensor.cpu() for tensor in made)))
+
+
 def test_one_launch_serves_many_tensors(
     counter: DeviceCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,9 +174,8 @@ class DeviceCounter:
                 self._flush()
             self._order.enter()
             self._reserve(row)
-            waits = stable and not tensor.is_inference()
             for flat, multiplicity in pieces(tensor):
-                self._add_flat(flat, row, multiplicity, waits)
+                self._add_flat(flat, row, multiplicity, stable)
             if self._bytes > PENDING_BYTES:
                 self._flush()
 
@@ -214,11 +213,11 @@ class DeviceCounter:
             self._order.begin()
         self._rows = max(self._rows, row + 1)
 
-    def _add_flat(self, flat: Tensor, row: int, multiplicity: int, waits: bool) -> None:
+    def _add_flat(self, flat: Tensor, row: int, multiplicity: int, stable: bool) -> None:
         if not self._triton or flat.dtype not in LAYOUTS:
             self._counts[row] += exponent_layout.count_flat(flat) * multiplicity
             self._order.release(flat)
-        elif waits:
+        elif stable and not flat.is_inference():  # a tensor made in inference mode has no version
             self._waiting.append((flat, row, multiplicity))
             self._versions.append(flat._version)  # which a view shares with its base
             self._bytes += flat.numel() * flat.element_size()
@@ -337,7 +336,7 @@ def triton_problem(device: torch.device) -> str:
         return "Triton is not installed"
     try:
         from ampscope.capture import exponent_cuda
-    except (ImportError, OSError) as error:  # a Triton that does not fit this machine
+    except Exception as error:  # of any kind: a Triton that does not fit this machine
         return in_words(error)
     return exponent_cuda.problem(device)
 
