@@ -3,19 +3,23 @@
 Inside :class:`CountedDevice` every tensor says that it is on ``cuda:0``, and is in the CPU's
 memory. Ops are counted below autograd and autocast, where a real device would launch them: views
 and fresh memory are free; an op on numbers that are on the host is free too. One call of a
-``_foreach_`` op counts as one, as the driver's own splitting depends on the sizes.
+``_foreach_`` op counts as one, as the driver's own splitting depends on the sizes. The Triton
+kernels are launches that count nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
+import types
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -41,6 +45,8 @@ class CountedDevice(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.copies = 0  # that the host does not wait for
+        self.statistics = 0  # times that the allocator's statistics were asked for
+        self.is_capturing = False  # the current stream records a CUDA graph; set by the training
         self.step = 0  # of the training; set by it
         self._host = WeakIdKeyDictionary()
         self._patches = pytest.MonkeyPatch()
@@ -92,11 +98,19 @@ class CountedDevice(TorchDispatchMode):
         patch(Tensor, "is_cpu", property(self.is_on_host), raising=False)
         patch(Tensor, "is_cuda", property(lambda t: not self.is_on_host(t)), raising=False)
         patch(torch.cuda, "Event", lambda *args, **kwargs: _Event(self))
-        patch(torch.cuda, "current_stream", lambda *args: None)
+        patch(torch.cuda, "current_stream", lambda *args: _Stream(self))
+        for name in ("stream", "device"):
+            patch(torch.cuda, name, lambda *args: contextlib.nullcontext())
+        patch(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        patch(Tensor, "record_stream", lambda *args: None)
+        patch(Tensor, "pin_memory", lambda tensor, *args: tensor)
         patch(torch.cuda, "synchronize", lambda *args: self.waits.update(["synchronize"]))
         patch(torch.cuda, "get_rng_state", lambda *args: torch.get_rng_state())
         for name in ("max_memory_allocated", "memory_allocated"):
-            patch(torch.cuda, name, lambda *args: 1 << 40)
+            patch(torch.cuda, name, lambda *args: self._asked(1 << 40))
+        nested = {"allocated_bytes": {"all": {"peak": 1 << 40, "current": 1 << 40}}}
+        patch(torch.cuda, "memory_stats_as_nested_dict", lambda *args: self._asked(nested))
+        self._fake_triton()
         for name, module in list(sys.modules.items()):  # where this mode could not look
             if name.startswith("ampscope.") and hasattr(module, "no_dispatch"):
                 patch(module, "no_dispatch", contextlib.nullcontext)
@@ -105,6 +119,36 @@ class CountedDevice(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._patches.undo()
+
+    def _asked(self, answer: Any) -> Any:
+        self.statistics += 1
+        return answer
+
+    def _fake_triton(self) -> None:
+        """Loads the CUDA counter with kernels that are counted as launches."""
+        from ampscope import capture
+        from ampscope.capture import exponent_count
+
+        def jit(function: Any = None, **options: Any) -> Any:
+            return jit if function is None else _Kernel(self, function.__name__)
+
+        patch, name = self._patches, "ampscope.capture.exponent_cuda"
+        triton = types.ModuleType("triton")
+        language = types.ModuleType("triton.language")
+        language.constexpr = lambda value=None: value  # type: ignore[attr-defined]  # made here
+        triton.jit, triton.language = jit, language  # type: ignore[attr-defined]  # as above
+        with pytest.MonkeyPatch.context() as loading:
+            loading.setitem(sys.modules, "triton", triton)
+            loading.setitem(sys.modules, "triton.language", language)
+            loading.delitem(sys.modules, name, raising=False)
+            module = importlib.import_module(name)
+            loading.setitem(sys.modules, name, module)
+        patch.setitem(sys.modules, name, module)
+        patch.setattr(capture, "exponent_cuda", module, raising=False)
+        works = exponent_count._triton_works
+        patch.setattr(
+            exponent_count, "_triton_works", lambda device: device.type == "cuda" or works(device)
+        )
 
     def is_on_host(self, tensor: Tensor) -> bool:
         return tensor in self._host
@@ -148,6 +192,41 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
+class _Kernel:
+    def __init__(self, device: CountedDevice, name: str) -> None:
+        self._device, self._name = device, f"triton.{name}"
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *args, **kwargs: self._device.launches.update([self._name])
+
+
+class _Stream:
+    """The one stream."""
+
+    def __init__(self, device: CountedDevice) -> None:
+        self._device = device
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def record_event(self, event: Any = None) -> _Event:
+        event = event or _Event(self._device)
+        event.record()
+        return event  # type: ignore[no-any-return]  # it is one
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        self._device.waits["stream"] += 1
+
+
 class _Event:
     """Asked a step later, it has happened; asked in the same step, the host waits."""
 
@@ -158,6 +237,67 @@ class _Event:
     def record(self, *args: object) -> None:
         self._step = self._device.step
 
+    def query(self) -> bool:
+        return self._step != self._device.step
+
     def synchronize(self) -> None:
-        if self._step == self._device.step:
+        if self._device.is_capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if not self.query():
             self._device.waits["event"] += 1
+
+
+# A small training, on the fake device or on the CPU.
+
+Counts = tuple[Counter[str], Counter[str], int]  # launches, waits, copies to the host
+
+
+def net() -> nn.Module:
+    """Many parameters, and BatchNorm's buffers of two dtypes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
+        nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 1),
+    )  # fmt: skip
+
+
+def steps(
+    model: nn.Module, watch: Callable[..., object] | None, *,
+    optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fused: bool = False,
+    compiled: bool = False, fake: bool = True, count: int = 8,
+) -> list[Counts]:  # fmt: skip
+    """Trains for ``count`` steps, on the ``fake`` device or on the CPU; counts of each. A compiled
+    model is compiled by a first call on the CPU."""
+    torch.manual_seed(0)
+    kinds = {"fused": True} if fused else {}
+    own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **kinds)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
+    batches = [torch.randn(4, 1, 8, 8) for _ in range(count)]
+    called: Any = model
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return called(batch).float().square().mean()  # type: ignore[no-any-return]  # a tensor
+
+    if compiled:
+        torch._dynamo.reset()
+        called = torch.compile(model, backend="eager")
+        loss_of(batches[0])
+    context: Any = contextlib.nullcontext() if watch is None else watch(called, own, scaler)
+    found = []
+    counted = CountedDevice()
+    with context, counted if fake else contextlib.nullcontext(counted) as device:
+        for device.step, batch in enumerate(batches):
+            own.zero_grad()
+            loss = loss_of(batch)
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if scaler is not None and not fused:
+                scaler.unscale_(own)
+            if clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            if scaler is None:
+                own.step()
+            else:
+                scaler.step(own)
+                scaler.update()
+            found.append(device.take())
+    return found

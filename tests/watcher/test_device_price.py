@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,11 @@ import torch
 from torch import nn
 
 import ampscope
-from tests.helpers.counted_device import CountedDevice
+from tests.helpers.counted_device import CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
 
 MOST_LAUNCHES = 3
 STEPS = 8
-Counts = tuple[Counter[str], Counter[str], int]
-
-
-def net() -> nn.Module:
-    """Many parameters, and BatchNorm's buffers of two dtypes."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
-        nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 1),
-    )  # fmt: skip
-
-
-def steps(
-    model: nn.Module, watch: Callable[..., object] | None, *,
-    optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fake: bool = True,
-) -> list[Counts]:  # fmt: skip
-    """Trains for a few steps, on the ``fake`` device or on the CPU; counts of each."""
-    torch.manual_seed(0)
-    own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
-    context = nullcontext() if watch is None else watch(model, own, scaler)
-    batches = [torch.randn(4, 1, 8, 8) for _ in range(STEPS)]
-    found = []
-    counted = CountedDevice()
-    with context, counted if fake else nullcontext(counted) as device:
-        for device.step, batch in enumerate(batches):
-            own.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(batch).float().square().mean()
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is not None:
-                scaler.unscale_(own)
-            if clipped:
-                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-            if scaler is None:
-                own.step()
-            else:
-                scaler.step(own)
-                scaler.update()
-            found.append(device.take())
-    return found
 
 
 def added(model: Callable[[], nn.Module], store: Path, **kinds: Any) -> list[Counts]:
