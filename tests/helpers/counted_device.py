@@ -101,6 +101,7 @@ class CountedDevice(TorchDispatchMode):
         patch(torch.cuda, "current_stream", lambda *args: _Stream(self))
         for name in ("stream", "device"):
             patch(torch.cuda, name, lambda *args: contextlib.nullcontext())
+        patch(torch.cuda, "is_initialized", lambda: True)
         patch(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         patch(Tensor, "record_stream", lambda *args: None)
         patch(Tensor, "pin_memory", lambda tensor, *args: tensor)
