@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -182,3 +183,37 @@ def test_a_graph_that_cannot_be_tapped_stays_as_it_is() -> None:
     TapPass(everything=True, failed=failures.append)(graph)
     assert str(graph) == before
     assert len(failures) == 1
+
+
+def test_inductor_leaves_taps_out_of_cuda_graphs() -> None:
+    """By the check with which it divides a graph: all taps, and no other op of this net."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor.utils import is_cudagraph_unsafe_fx_node
+
+    torch._dynamo.reset()
+    graphs: list[fx.Graph] = []
+
+    def keep(part: fx.GraphModule, _: object) -> object:
+        graphs.append(part.graph)
+        return make_boxed_func(part.forward)
+
+    with tapping(lambda *heard: None, [].append, everything=True):
+        step(torch.compile(net(), backend=aot_autograd(fw_compiler=keep)))
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    outside = [node.target for node in nodes if is_cudagraph_unsafe_fx_node(node)]
+    assert len(graphs) == 2
+    assert set(outside) == {torch.ops.ampscope.tap.default}
+    assert len(outside) == sum(node.target in outside for node in nodes)
+
+
+def test_a_tap_says_nothing_while_a_cuda_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hears it would wait for a number, and end the capture."""
+    heard: Heard = []
+    place = json.dumps(["", ACTIVATION, "", "aten.mm", "", "fp32", "Linear", "", False])
+    with tapping(lambda *one: heard.append(one), [].append, everything=False):
+        torch.ops.ampscope.tap(torch.zeros(1), torch.ones(2), place)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        torch.ops.ampscope.tap(torch.zeros(1), torch.ones(2), place)
+    assert len(heard) == 1

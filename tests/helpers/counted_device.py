@@ -14,7 +14,7 @@ import importlib
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import pytest
@@ -264,10 +264,11 @@ def net() -> nn.Module:
 def steps(
     model: nn.Module, watch: Callable[..., object] | None, *,
     optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fused: bool = False,
-    compiled: bool = False, fake: bool = True, count: int = 8,
+    compiled: bool = False, captured: Container[int] = (), fake: bool = True, count: int = 8,
 ) -> list[Counts]:  # fmt: skip
     """Trains for ``count`` steps, on the ``fake`` device or on the CPU; counts of each. A compiled
-    model is compiled by a first call on the CPU."""
+    model is compiled by a first call on the CPU. The steps of ``captured`` are recorded into a CUDA
+    graph, and run as they are recorded."""
     torch.manual_seed(0)
     kinds = {"fused": True} if fused else {}
     own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **kinds)
@@ -288,6 +289,7 @@ def steps(
     counted = CountedDevice()
     with context, counted if fake else contextlib.nullcontext(counted) as device:
         for device.step, batch in enumerate(batches):
+            device.is_capturing = device.step in captured
             own.zero_grad()
             loss = loss_of(batch)
             (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import ampscope
+from ampscope.watcher.alarms import AmpscopeWarning
 from tests.helpers.counted_device import CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
 
@@ -65,6 +66,30 @@ def test_with_a_scaler_the_host_waits_once(tmp_path: Path) -> None:
         assert launches.total() <= MOST_LAUNCHES, launches
         assert waits == {"event": 1}
         assert copies == 2  # the growth counter is an integer
+
+
+def test_a_step_that_is_recorded_into_a_cuda_graph_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is launched into the graph and nothing waits, which would end its capture, also not
+    for the step before. Every other step is recorded, and one note says what is not."""
+    path, captured = tmp_path / "runs.db", (3, 4, 6)
+    ids: list[str] = []
+
+    def watch(model: nn.Module, own: torch.optim.Optimizer, scaler: object) -> ampscope.Watch:
+        run = ampscope.watch(model, own, store=path, every=1, guard=True)
+        ids.append(run.id)
+        return run
+
+    bare = steps(net(), None, captured=captured)
+    with pytest.warns(AmpscopeWarning, match="CUDA graph"):
+        seen = steps(net(), watch, captured=captured)
+    for step in captured:
+        assert seen[step] == bare[step]
+    assert seen[5] != bare[5]
+    found = recorded(path, ids[0])
+    assert len(found.steps) == STEPS - len(captured)
+    notes = [e.text for e in found.of("note") if e.name in ("cannot be seen", "stopped watching")]
+    assert len(notes) == 1
+    assert "CUDA graph" in notes[0]
 
 
 def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:

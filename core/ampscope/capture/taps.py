@@ -41,6 +41,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.callback import callback_handler
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from ampscope.capture.tensors import is_capturing
 from ampscope.errors import BadInput
 from ampscope.numerics.formats import dtype_name
 from ampscope.patches import Patches
@@ -83,11 +84,15 @@ _passes: list[TapPass] = []  # of what is compiled now
 _known: dict[str, Place] = {}
 # It lives as long as compiled code.
 _library: Any = torch.library.Library("ampscope", "DEF")  # type: ignore[no-untyped-call]  # torch leaves it untyped
-_library.define("tap(Tensor(a!) token, Tensor numbers, str place) -> ()")
+_library.define(
+    "tap(Tensor(a!) token, Tensor numbers, str place) -> ()",
+    # In a CUDA graph it would be called once, and not at replays: inductor leaves it outside.
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
 
 
 def _tap(token: Tensor, numbers: Tensor, place: str) -> None:
-    if _listeners:
+    if _listeners and not is_capturing():
         if place not in _known:
             _known[place] = Place(*json.loads(place))
         for listener in tuple(_listeners):

@@ -72,6 +72,11 @@ UNSEEN_TEXT = (
     "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
     "alarm can ring. Call optimizer.step() outside of what torch.compile compiles."
 )
+CAPTURED_TEXT = (
+    "A CUDA graph is recorded (torch.cuda.graph, make_graphed_callables): what runs in it is not "
+    "seen, neither while it is recorded nor at any replay, which runs no Python. Steps outside of "
+    "it are recorded as ever."
+)
 
 
 class Session(TrainingListener):
@@ -88,7 +93,7 @@ class Session(TrainingListener):
         self._device = models.parameters[0].tensor.device
         spec, machine = run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
-        self.guard = guard = Guard(self._gave_up)
+        self.guard = guard = Guard(self._gave_up, partial(self._unseen, CAPTURED_TEXT))
         self._webhook = (
             Webhook(settings.webhook, self._webhook_failed) if settings.webhook else None
         )
@@ -100,7 +105,7 @@ class Session(TrainingListener):
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
-        inside = TappedHistograms(models, guard, self._inside_note) if settings.taps else None
+        inside = TappedHistograms(models, guard, self._unseen) if settings.taps else None
         self._histograms = StepHistograms(models, guard, inside)
         self._flight = FlightRecorder(models, threads, guard)
         self.capsule_store = CapsuleStore(
@@ -173,7 +178,8 @@ class Session(TrainingListener):
                 self._webhook.close()
             self.recorder.close(state, message)
 
-    def _inside_note(self, text: str) -> None:
+    def _unseen(self, text: str) -> None:
+        """Say once what of this training cannot be seen."""
         self.recorder.event(Event(self.now.step, "note", "cannot be seen", text))
         warn(text)
 
@@ -209,8 +215,7 @@ class Session(TrainingListener):
                 self._first = now.clone()
             elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
                 self._has_warned = True
-                self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
-                warn(UNSEEN_TEXT)
+                self._unseen(UNSEEN_TEXT)
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
