@@ -23,8 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ["AMPSCOPE_TELEMETRY"] = "0"
 
-import ampscope  # noqa: E402  - needs the path set above
-from tests.helpers.counted_device import Counts, net, steps  # noqa: E402  - as above
+import ampscope
+from tests.helpers.counted_device import Counts, net, steps
 
 OUT = Path(__file__).parent / "results" / "device_price.json"
 FIRST, COUNT = 10, 100  # the first step that counts, and how many do

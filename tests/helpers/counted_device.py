@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
+PEAK = 1 << 40  # bytes that were allocated at once
 WAITING = {  # ops whose result the host needs: a number, or a size that depends on the numbers
     "aten._local_scalar_dense", "aten.equal", "aten.is_nonzero", "aten.nonzero",
     "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive",
@@ -100,7 +101,7 @@ class CountedDevice(TorchDispatchMode):
         patch(torch.cuda, "Event", lambda *args, **kwargs: _Event(self))
         patch(torch.cuda, "current_stream", lambda *args: _Stream(self))
         for name in ("stream", "device"):
-            patch(torch.cuda, name, lambda *args: contextlib.nullcontext())
+            patch(torch.cuda, name, contextlib.nullcontext)
         patch(torch.cuda, "is_initialized", lambda: True)
         patch(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         patch(Tensor, "record_stream", lambda *args: None)
@@ -108,9 +109,12 @@ class CountedDevice(TorchDispatchMode):
         patch(torch.cuda, "synchronize", lambda *args: self.waits.update(["synchronize"]))
         patch(torch.cuda, "get_rng_state", lambda *args: torch.get_rng_state())
         for name in ("max_memory_allocated", "memory_allocated"):
-            patch(torch.cuda, name, lambda *args: self._asked(1 << 40))
-        nested = {"allocated_bytes": {"all": {"peak": 1 << 40, "current": 1 << 40}}}
+            patch(torch.cuda, name, lambda *args: self._asked(PEAK))
+        nested = {"allocated_bytes": {"all": {"peak": PEAK, "current": PEAK}}}
         patch(torch.cuda, "memory_stats_as_nested_dict", lambda *args: self._asked(nested))
+        patch(torch.cuda, "get_device_properties", lambda *args: types.SimpleNamespace(uuid=""))
+        patch(torch.cuda, "get_device_name", lambda *args: "Fake")
+        patch(torch.cuda, "get_device_capability", lambda *args: (9, 0))
         self._fake_triton()
         for name, module in list(sys.modules.items()):  # where this mode could not look
             if name.startswith("ampscope.") and hasattr(module, "no_dispatch"):
@@ -265,10 +269,12 @@ def steps(
     model: nn.Module, watch: Callable[..., object] | None, *,
     optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fused: bool = False,
     compiled: bool = False, captured: Container[int] = (), fake: bool = True, count: int = 8,
+    asked: list[int] | None = None, each: Callable[[], object] = lambda: None,
 ) -> list[Counts]:  # fmt: skip
     """Trains for ``count`` steps, on the ``fake`` device or on the CPU; counts of each. A compiled
     model is compiled by a first call on the CPU. The steps of ``captured`` are recorded into a CUDA
-    graph, and run as they are recorded."""
+    graph, and run as they are recorded. ``asked`` gets how often each step asked for the
+    allocator's statistics; ``each`` is called before each step."""
     torch.manual_seed(0)
     kinds = {"fused": True} if fused else {}
     own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **kinds)
@@ -289,6 +295,7 @@ def steps(
     counted = CountedDevice()
     with context, counted if fake else contextlib.nullcontext(counted) as device:
         for device.step, batch in enumerate(batches):
+            each()
             device.is_capturing = device.step in captured
             own.zero_grad()
             loss = loss_of(batch)
@@ -303,4 +310,6 @@ def steps(
                 scaler.step(own)
                 scaler.update()
             found.append(device.take())
+            if asked is not None:
+                asked.append(device.statistics - sum(asked))
     return found

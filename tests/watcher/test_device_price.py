@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch import nn
 
 import ampscope
+from ampscope.telemetry.sampler_process import Readings
+from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
-from tests.helpers.counted_device import CountedDevice, Counts, net, steps
+from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
 
 MOST_LAUNCHES = 3
@@ -90,6 +93,53 @@ def test_a_step_that_is_recorded_into_a_cuda_graph_is_left_alone(tmp_path: Path)
     notes = [e.text for e in found.of("note") if e.name in ("cannot be seen", "stopped watching")]
     assert len(notes) == 1
     assert "CUDA graph" in notes[0]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_statistics_of_the_allocator_are_read_ten_times_a_second(
+    tmp_path: Path, scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take as long as several launches: the peak and what may be held come from one look."""
+    now = [0.0]
+
+    def watch(*args: object) -> ampscope.Watch:
+        path = tmp_path / "runs.db"
+        return ampscope.watch(*(a for a in args if a is not None), store=path, every=0)
+
+    monkeypatch.setattr(flight, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    asked: list[int] = []
+    steps(net(), watch, scaled=scaled, asked=asked)
+    assert asked == [1] + [0] * (STEPS - 1)
+    now[0], asked = 1.0, []
+    steps(net(), watch, scaled=scaled, asked=asked, each=lambda: now.insert(0, now[0] + 0.11))
+    assert asked == [1] * STEPS
+
+
+def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``watch(model)`` before ``model.cuda()``: device, autocast rules, peak memory and readings
+    of the machine are those of the first step."""
+    path, ids, sampled = tmp_path / "runs.db", list[str](), list[torch.device]()
+
+    def sample(store: Path, run: str, device: torch.device, *, as_child: bool) -> Readings:
+        sampled.append(device)
+        return Readings()
+
+    def watch(model: nn.Module, own: object, scaler: object) -> ampscope.Watch:
+        run = ampscope.watch(model, own, store=path)
+        ids.append(run.id)
+        return run
+
+    monkeypatch.setattr(session, "sample_telemetry", sample)
+    for fake, device in ((True, CUDA), (False, HOST)):
+        steps(net(), watch, fake=fake)
+        found = recorded(path, ids[-1])
+        assert found.info.machine is not None
+        assert found.info.machine.device == str(device)
+        assert found.info.machine.policy == ("cuda" if fake else "native")
+        assert {step.peak_bytes == PEAK for step in found.steps} == {fake}
+    assert sampled == [CUDA]
 
 
 def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:

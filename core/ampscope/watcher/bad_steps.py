@@ -43,7 +43,7 @@ class BadSteps:
         self._capsule_store = capsule_store
         self._recorder = recorder
         self._place = place
-        self._policy = policy
+        self.policy = policy  # whose autocast rules the training follows
         self._told = ("", "")  # what was last said of this streak of bad steps
 
     def end_step(self) -> None:
@@ -80,7 +80,7 @@ class BadSteps:
             where=where,
             reason=text,
             scale=scale or 1.0,
-            policy=self._policy,
+            policy=self.policy,
             torch=torch.__version__,
         )
         why = capsule.SHARDED if self._models.is_sharded else "the step was over" if is_late else ""

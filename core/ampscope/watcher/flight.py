@@ -12,6 +12,7 @@ import functools
 import itertools
 import operator
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,7 @@ from ampscope.capture.failures import OwnTime
 from ampscope.capture.tensor_table import Copier
 from ampscope.capture.tensors import floating_tensors, has_own_memory, in_backward, plain, version
 from ampscope.patches import Patches
+from ampscope.runner.device import peak_bytes
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import Root, WatchedModels
 
@@ -51,6 +53,7 @@ class FlightRecorder:
         self.forwards: list[Forward] = []
         self.past: deque[Callable[[], Past]] = deque(maxlen=RING)  # few are ever asked for
         self.time = OwnTime()
+        self.peaks = Peaks()
         self.is_paused = False
         self._models = models
         self._patches = Patches()
@@ -135,7 +138,7 @@ class FlightRecorder:
         keeps one batch, and may have freed the others."""
         if len(self.forwards) == 1:  # the last is always kept
             return
-        room = input_bytes(device)
+        room = INPUT_SHARES * self.peaks.held_bytes(device)
         for place in range(len(self.forwards) - 1, -1, -1):
             forward = self.forwards[place]
             room -= forward.input_bytes
@@ -156,7 +159,7 @@ class FlightRecorder:
         if self.is_paused or gradient is None:  # a Function that gives none
             return
         size = gradient.numel() * gradient.element_size()
-        if self._held + size > held_bytes(gradient.device):
+        if self._held + size > self.peaks.held_bytes(gradient.device):
             forward.missing.append(f"the gradient at output {number} ({size / 2**20:.0f} MiB)")
             return
         self._held += size
@@ -346,6 +349,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 MEMORY_SHARE = 0.005  # of the device's peak; two instruments hold that much at most
 HOST_BYTES = 64 << 20  # where the peak is unknown (a CPU)
+INPUT_SHARES = 4  # of that, for inputs of earlier calls besides the newest one's
 
 
 def free_bytes(device: torch.device, step_bytes: int) -> int:
@@ -354,21 +358,33 @@ def free_bytes(device: torch.device, step_bytes: int) -> int:
     parameters, in torch's foreach optimizers)."""
     if device.type != "cuda":
         return HOST_BYTES
-    peak = torch.cuda.max_memory_allocated(device)
-    free = peak - torch.cuda.memory_allocated(device) - step_bytes
-    return max(0, free) + int(MEMORY_SHARE * peak)
+    allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    free = allocated["peak"] - allocated["current"] - step_bytes
+    return max(0, free) + int(MEMORY_SHARE * allocated["peak"])
 
 
-def held_bytes(device: torch.device) -> int:
-    """What may be held on to through a backward pass, where the peak is."""
-    if device.type != "cuda":
-        return HOST_BYTES
-    return int(MEMORY_SHARE * torch.cuda.max_memory_allocated(device))
+class Peaks:
+    """Peak memory of each device so far. A look at it takes as long as several launches, or reads
+    a file, so all that is asked within :data:`EVERY_S` shares one."""
 
+    EVERY_S = 0.1
 
-def input_bytes(device: torch.device) -> int:
-    """What inputs of earlier calls may be held on to besides the newest one's."""
-    return 4 * held_bytes(device)
+    def __init__(self) -> None:
+        self._known: dict[torch.device, tuple[int, float]] = {}  # bytes, and when to look again
+
+    def bytes(self, device: torch.device) -> int:
+        """Of the device, or on a CPU of the process."""
+        peak, due = self._known.get(device, (0, 0.0))
+        if (now := time.perf_counter()) >= due:
+            peak = peak_bytes(device)
+            self._known[device] = peak, now + self.EVERY_S
+        return peak
+
+    def held_bytes(self, device: torch.device) -> int:
+        """What may be held on to through a backward pass, where the peak is."""
+        if device.type != "cuda":
+            return HOST_BYTES
+        return int(MEMORY_SHARE * self.bytes(device))
 
 
 # One call of a watched model: inputs, surroundings, what came back at its output.

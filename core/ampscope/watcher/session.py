@@ -39,7 +39,7 @@ from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
-from ampscope.runner.device import describe, peak_bytes, sample_telemetry
+from ampscope.runner.device import describe, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
@@ -92,7 +92,7 @@ class Session(TrainingListener):
         self._models, self.place = models, place
         self._device = models.parameters[0].tensor.device
         spec, machine = run_of(models, place, settings, self._device)
-        self.recorder = Recorder(path, spec, machine)
+        self._spec, self.recorder = spec, Recorder(path, spec, machine)
         self.guard = guard = Guard(self._gave_up, partial(self._unseen, CAPTURED_TEXT))
         self._webhook = (
             Webhook(settings.webhook, self._webhook_failed) if settings.webhook else None
@@ -119,7 +119,6 @@ class Session(TrainingListener):
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
-        self._peak = Peak(self._device)
         # A step whose numbers are on their way from the device, and what it ran.
         self._late: tuple[Ended, list[Forward]] | None = None
         self._stack = contextlib.ExitStack()
@@ -139,13 +138,27 @@ class Session(TrainingListener):
         self.recorder.modules(self._models.records())
         for note in notes(self._models, self.place, taps=self._histograms.inside is not None):
             self.recorder.event(note)
-        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
-            run = self.recorder.path, self.recorder.run_id
-            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
+        self._sample()
         self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
         if self._device.type == "cpu":
             self.guard.call(tensor_table.works)  # compiles now, and not within a step
         self.attach(0)
+
+    def _sample(self) -> None:
+        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
+            run = self.recorder.path, self.recorder.run_id
+            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
+
+    def _locate(self) -> None:
+        """The model may have moved to a device after watch()."""
+        device = self._models.parameters[0].tensor.device
+        if device == self._device:
+            return
+        self._device = device
+        machine = describe(self._spec, device)
+        self.recorder.machine(machine)
+        self.bad.policy = machine.policy
+        self._sample()
 
     def attach(self, step: int) -> None:
         """All instruments on; the next step is number ``step``."""
@@ -237,6 +250,8 @@ class Session(TrainingListener):
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
         started, step = time.perf_counter(), self.now.step
+        if not self._has_stepped:
+            self._locate()
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
             loss, weights = self.now.take_loss(), self._some_weights(step)
@@ -322,7 +337,7 @@ class Session(TrainingListener):
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
-            self._peak.bytes(started), time.time(), frames, nonfinite,
+            self._flight.peaks.bytes(self._device), time.time(), frames, nonfinite,
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
@@ -509,23 +524,6 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
     return [Event(0, "note", "cannot be seen", text) for text in found]
-
-
-class Peak:
-    """Peak memory of a device so far. A CPU's is read from a file, so short steps share a look."""
-
-    EVERY_S = 0.1
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._bytes = 0
-        self._next = 0.0
-
-    def bytes(self, now: float) -> int:
-        """At ``now``, as `time.perf_counter` has it."""
-        if now >= self._next or self._device.type != "cpu":
-            self._bytes, self._next = peak_bytes(self._device), now + self.EVERY_S
-        return self._bytes
 
 
 def tightened(step: int) -> Event:
