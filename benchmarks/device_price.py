@@ -3,8 +3,9 @@
     python benchmarks/device_price.py            # prints them
     python benchmarks/device_price.py --out      # also writes results/device_price.json
 
-A small convolutional net trains bare and under `ampscope.watch`, in four kinds: without a scaler,
-with a GradScaler, with a GradScaler and a fused optimizer, and compiled. Counts are those beyond
+A small convolutional net trains bare and under `ampscope.watch`, in five kinds: without a scaler,
+with a GradScaler, with one and a clip behind its ``unscale_``, with one and a fused optimizer, and
+compiled. Counts are those beyond
 the bare training's, a step, as means over ten rounds of the default schedule. The Triton kernel is
 a launch here, and foreach calls are one launch each.
 """
@@ -32,6 +33,7 @@ MODES: dict[str, int | None] = {"asleep": 0, "default": None, "everything": 1}
 KINDS: dict[str, dict[str, bool]] = {
     "plain": {},
     "scaler": {"scaled": True},
+    "clipped": {"scaled": True, "clipped": True},
     "fused": {"scaled": True, "fused": True},
     "compiled": {"compiled": True},
 }

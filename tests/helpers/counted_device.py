@@ -49,6 +49,7 @@ class CountedDevice(TorchDispatchMode):
         self.statistics = 0  # times that the allocator's statistics were asked for
         self.is_capturing = False  # the current stream records a CUDA graph; set by the training
         self.step = 0  # of the training; set by it
+        self.recorded = self.reached = 0  # events so far, and those that the host has waited past
         self._host = WeakIdKeyDictionary()
         self._patches = pytest.MonkeyPatch()
         self._is_inside = False
@@ -58,6 +59,11 @@ class CountedDevice(TorchDispatchMode):
         found = self.launches, self.waits, self.copies
         self.launches, self.waits, self.copies = Counter(), Counter(), 0
         return found
+
+    def wait(self, name: str) -> None:
+        """The host waits for all that was launched."""
+        self.waits[name] += 1
+        self.reached = self.recorded
 
     def __enter__(self) -> CountedDevice:
         to, numpy, tolist = Tensor.to, Tensor.numpy, Tensor.tolist
@@ -74,7 +80,7 @@ class CountedDevice(TorchDispatchMode):
         def waited(original: Any, name: str) -> Any:
             def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
                 if not self.is_on_host(tensor):
-                    self.waits[name] += 1
+                    self.wait(name)
                 return original(tensor, *args, **kwargs)
 
             return call
@@ -106,7 +112,7 @@ class CountedDevice(TorchDispatchMode):
         patch(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         patch(Tensor, "record_stream", lambda *args: None)
         patch(Tensor, "pin_memory", lambda tensor, *args: tensor)
-        patch(torch.cuda, "synchronize", lambda *args: self.waits.update(["synchronize"]))
+        patch(torch.cuda, "synchronize", lambda *args: self.wait("synchronize"))
         patch(torch.cuda, "get_rng_state", lambda *args: torch.get_rng_state())
         for name in ("max_memory_allocated", "memory_allocated"):
             patch(torch.cuda, name, lambda *args: self._asked(PEAK))
@@ -172,7 +178,7 @@ class CountedDevice(TorchDispatchMode):
                 if _is_tensor(made):
                     self._host[made] = True
         elif name in WAITING or (name in MASKED and any(t.dtype is torch.bool for t in given[1:])):
-            self.waits[name] += 1
+            self.wait(name)
         elif name not in FREE and not func.is_view and name != "aten._unsafe_view":
             self.launches[name] += 1
         return result
@@ -181,7 +187,7 @@ class CountedDevice(TorchDispatchMode):
         if self.is_on_host(tensor):
             return tensor
         if waits:
-            self.waits["copy"] += 1
+            self.wait("copy")
         else:
             self.copies += 1
         self._is_inside = True
@@ -229,27 +235,30 @@ class _Stream:
         pass
 
     def synchronize(self) -> None:
-        self._device.waits["stream"] += 1
+        self._device.wait("stream")
 
 
 class _Event:
-    """Asked a step later, it has happened; asked in the same step, the host waits."""
+    """Asked a step later, or when the host has waited since, it has happened; else the host
+    waits."""
 
     def __init__(self, device: CountedDevice) -> None:
         self._device = device
-        self._step = -1
+        self._step = self._number = -1
 
     def record(self, *args: object) -> None:
         self._step = self._device.step
+        self._device.recorded += 1
+        self._number = self._device.recorded
 
     def query(self) -> bool:
-        return self._step != self._device.step
+        return self._step != self._device.step or self._number <= self._device.reached
 
     def synchronize(self) -> None:
         if self._device.is_capturing:
             raise RuntimeError("operation not permitted when stream is capturing")
         if not self.query():
-            self._device.waits["event"] += 1
+            self._device.wait("event")
 
 
 # A small training, on the fake device or on the CPU.
@@ -269,11 +278,12 @@ def steps(
     model: nn.Module, watch: Callable[..., object] | None, *,
     optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fused: bool = False,
     compiled: bool = False, captured: Container[int] = (), fake: bool = True, count: int = 8,
-    asked: list[int] | None = None, each: Callable[[], object] = lambda: None,
+    bad: Container[int] = (), asked: list[int] | None = None, each: Callable[[], object] = lambda: None,
 ) -> list[Counts]:  # fmt: skip
     """Trains for ``count`` steps, on the ``fake`` device or on the CPU; counts of each. A compiled
     model is compiled by a first call on the CPU. The steps of ``captured`` are recorded into a CUDA
-    graph, and run as they are recorded. ``asked`` gets how often each step asked for the
+    graph, and run as they are recorded. The inputs of
+    the steps of ``bad`` overflow. ``asked`` gets how often each step asked for the
     allocator's statistics; ``each`` is called before each step."""
     torch.manual_seed(0)
     kinds = {"fused": True} if fused else {}
@@ -298,11 +308,11 @@ def steps(
             each()
             device.is_capturing = device.step in captured
             own.zero_grad()
-            loss = loss_of(batch)
+            loss = loss_of(batch * torch.inf if device.step in bad else batch)
             (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            if scaler is not None and not fused:
-                scaler.unscale_(own)
             if clipped:
+                if scaler is not None:
+                    scaler.unscale_(own)
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             if scaler is None:
                 own.step()

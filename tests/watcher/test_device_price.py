@@ -16,6 +16,7 @@ import ampscope
 from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.capsule import load
 from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
 
@@ -62,13 +63,19 @@ def test_a_model_without_buffers_launches_two(tmp_path: Path) -> None:
         assert copies == 1
 
 
-def test_with_a_scaler_the_host_waits_once(tmp_path: Path) -> None:
-    """Before the optimizer's step, where GradScaler itself waits: norms, loss, scale and growth
-    counter arrive together."""
-    for launches, waits, copies in added(net, tmp_path / "runs.db", scaled=True):
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_with_a_scaler_the_host_waits_no_more_than_without_watch(
+    tmp_path: Path, fused: bool, clipped: bool
+) -> None:
+    """GradScaler waits inside its step, and not at all for a fused optimizer. Where the script
+    itself unscales, as for a clip, the numbers are needed before; norms, loss, scale and growth
+    counter then arrive together."""
+    kinds = {"scaled": True, "fused": fused, "clipped": clipped}
+    for launches, waits, copies in added(net, tmp_path / "runs.db", **kinds):
         assert launches.total() <= MOST_LAUNCHES, launches
-        assert waits == {"event": 1}
-        assert copies == 2  # the growth counter is an integer
+        assert waits == ({"event": 1} if clipped and not fused else {})
+        assert copies == 2 + fused  # the growth counter is an integer; what the optimizer found
 
 
 def test_a_step_that_is_recorded_into_a_cuda_graph_is_left_alone(tmp_path: Path) -> None:
@@ -142,26 +149,50 @@ def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
     assert sampled == [CUDA]
 
 
-def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
-    """What the device sends is what the same training records without it."""
-    path = tmp_path / "runs.db"
-    ids: list[str] = []
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        {"scaled": True},
+        {"scaled": True, "clipped": True},
+        {"scaled": True, "fused": True},
+        {"scaled": True, "fused": True, "clipped": True},
+    ],
+    ids=lambda kinds: ", ".join(kinds) or "plain",
+)
+def test_what_is_recorded_is_that_of_the_cpu(
+    tmp_path: Path, kinds: dict[str, bool], every: int
+) -> None:
+    """What the device sends, now or later, is what the same training records without it, bad steps
+    included; and a bad step that was skipped is kept with its weights."""
+    path, runs = tmp_path / "runs.db", list[ampscope.Watch]()
 
     def watch(*args: object) -> ampscope.Watch:
-        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=0)
-        ids.append(run.id)
-        return run
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=path, every=every, policy="ignore"))
+        return runs[-1]
 
+    bad = {5} if "scaled" in kinds else set()  # without a scaler the weights are bad from then on
     for fake in (True, False):
         torch.manual_seed(1)
-        steps(net(), watch, scaled=True, fake=fake)
-    device, cpu = (recorded(path, run).steps for run in ids)
-    assert len(device) == len(cpu) == STEPS
-    for one, other in zip(device, cpu, strict=True):
-        assert (one.loss, one.scale, one.growth_counter) == (
-            other.loss, other.scale, other.growth_counter,
-        )  # fmt: skip
-        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
+        steps(net(), watch, fake=fake, bad=bad, **kinds)
+    device, cpu = (recorded(path, run.id) for run in runs)
+    assert len(device.steps) == len(cpu.steps) == STEPS
+    assert [step.step for step in device.steps if step.skipped] == [*bad]
+    for one, other in zip(device.steps, cpu.steps, strict=True):
+        for name in ("loss", "scale", "growth_counter", "skipped", "grad_norm", "unclipped_norm"):
+            seen, true = getattr(one, name), getattr(other, name)
+            close = true if true is None else pytest.approx(true, rel=1e-6, nan_ok=True)
+            assert seen == close, (one.step, name)
+    kept = [[load(file) for file in run.capsules] for run in runs]
+    assert [[c.about.step for c in some] for some in kept] == [[*bad], [*bad]]
+    for one, other in zip(*kept, strict=True):
+        assert one.about.where == other.about.where == "loss"
+        assert one.checks == other.checks
+        assert one.weights.keys() == other.weights.keys() != set()
+        assert len(one.forwards) == len(other.forwards) == 1
+        assert torch.equal(one.forwards[0].args[0], other.forwards[0].args[0])
 
 
 @pytest.mark.parametrize(

@@ -118,12 +118,12 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         """The script left this step out by itself."""
         self.optimizer_stepped(optimizer, skipped=True)
 
-    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """A step was taken or skipped. Behind a scaler a compiled step looks like none at all; but
         finite gradients are never skipped."""
         self._stepping = False
         self._optimizers.add(optimizer)
-        self._add(optimizer, skipped=skipped and self._bad_gradients > 0)
+        self._add(optimizer, skipped=self._bad_gradients > 0 and bool(skipped))
 
     def _note_loss(self, loss: Tensor) -> None:
         numbers = readable(loss.detach())

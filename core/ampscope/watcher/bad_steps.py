@@ -46,6 +46,11 @@ class BadSteps:
         self.policy = policy  # whose autocast rules the training follows
         self._told = ("", "")  # what was last said of this streak of bad steps
 
+    @property
+    def is_in_streak(self) -> bool:
+        """Whether the last step that was judged went bad."""
+        return self._told != ("", "")
+
     def end_step(self) -> None:
         """The step is over."""
         if self.sentinel is not None:
@@ -59,7 +64,7 @@ class BadSteps:
     def examine(
         self, step: int, read: Reading, forwards: Sequence[Forward], *, is_late: bool
     ) -> list[Event]:
-        """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
+        """Events of a bad step. ``is_late``: it is over, and the weights may be other ones."""
         loss, scale = read.readout.loss, read.scale
         loss_is_bad = read.is_loss_bad and not read.is_search
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)

@@ -16,7 +16,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -360,7 +360,7 @@ def free_bytes(device: torch.device, step_bytes: int) -> int:
         return HOST_BYTES
     allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
     free = allocated["peak"] - allocated["current"] - step_bytes
-    return max(0, free) + int(MEMORY_SHARE * allocated["peak"])
+    return int(max(0, free) + MEMORY_SHARE * allocated["peak"])
 
 
 class Peaks:
@@ -423,6 +423,7 @@ class Forward:
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by output
     missing: list[str] = field(default_factory=list)  # what could not be held, and why
     held_bytes: int = 0  # of the gradients
+    has_inputs: bool = True  # they were not let go
     steps_seen: int = 0  # steps of other models that it was kept through
 
     @property
@@ -430,6 +431,10 @@ class Forward:
         """What its tensors among the inputs take."""
         tensors = floating_tensors((self.args, self.kwargs))
         return sum(t.numel() * t.element_size() for t in tensors)
+
+    def without_inputs(self) -> Forward:
+        """What is left of it when its inputs are let go."""
+        return replace(self, args=(), kwargs={}, versions=[], has_inputs=False)
 
     @property
     def is_intact(self) -> bool:

@@ -53,6 +53,7 @@ class StepHistograms:
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
+        self._unscaled: set[int] = set()  # optimizers whose gradients of this step were unscaled
         self._hooks = HistogramHooks(models, self._outputs, guarded=guard.hook)
         self._active(on=False)
         self._detail = Detail()
@@ -122,9 +123,11 @@ class StepHistograms:
             if with_weights:
                 weights.count_weights(counts, ((p.owner, p.tensor) for _, p in own if p.is_counted))
 
-    def count_bad(self, optimizer: Optimizer) -> None:
+    def count_bad(self, optimizer: Optimizer, *, is_unscaled: bool) -> None:
         """Count gradients that are not finite, whatever the schedule."""
         if not self._detail.histograms:
+            if is_unscaled:
+                self._unscaled.add(id(optimizer))
             self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -177,8 +180,12 @@ class StepHistograms:
         self._active(on=False)
         self._before.clear()
         frames = self._outputs.take(self._step, scale)
-        known = [self._counts[id(one)] for one in optimizers if id(one) in self._counts]
-        counted = [counts.take(self._step, scale) for counts in known]
+        known = [id(one) for one in optimizers if id(one) in self._counts]
+        counted = [
+            self._counts[one].take(self._step, 1.0 if one in self._unscaled else scale)
+            for one in known
+        ]
+        self._unscaled.clear()
         for role in Role:
             if found := [frames_of[role] for frames_of in counted if role in frames_of]:
                 frames[role] = found[0] if len(found) == 1 else merged(found)

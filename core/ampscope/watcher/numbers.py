@@ -4,10 +4,11 @@ A norm reads each gradient once. Norms of small dense tensors on a CPU are taken
 kernel in fp64, others by torch in fp32. One that is not finite is looked at again: squares of
 finite fp32 numbers overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
-On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway
-(unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
-travel while the training goes on and are read a step later (:class:`Readout`), when the gradients
-are gone: a norm that overflowed fp32 then counts as not finite.
+On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway,
+so with a scaler the numbers are read behind that. Without one, and with a fused optimizer, for
+which GradScaler does not wait, they travel while the training goes on and are read a step later
+(:class:`Readout`), when the gradients are gone: a norm that overflowed fp32 then counts as not
+finite.
 
 The training's own clip of the norm is noted here too (:class:`Clips`).
 """
@@ -279,9 +280,10 @@ def in_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
     return parts
 
 
-def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
+def checked(norms: Norms, gradients: dict[int, Tensor], scale: float = 1.0) -> Norms:
     """With the norms of finite gradients that overflowed fp32 taken again in fp64, and only those
-    that hold NaN or Inf left as suspects. Waits for the device; only called when there are any."""
+    that hold NaN or Inf left as suspects. ``scale``: by which the gradients were divided since
+    their norms were taken. Waits for the device where there are suspects."""
     if not norms.suspects:
         return norms
     values, suspects = norms.values.copy(), []
@@ -292,8 +294,8 @@ def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
         if held is None or not bool(torch.isfinite(held).all()):
             suspects.append(position)
             continue
-        wide = torch.linalg.vector_norm(held, dtype=torch.float64)
-        values[places[position]] = float(wide) if math.isfinite(float(wide)) else math.inf
+        wide = float(torch.linalg.vector_norm(held, dtype=torch.float64)) * scale
+        values[places[position]] = wide if math.isfinite(wide) else math.inf
     return Norms(norms.positions, values, tuple(suspects))
 
 

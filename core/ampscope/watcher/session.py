@@ -7,7 +7,8 @@
     end            the step's record, and the alarms that begin with it, go to the recorder; the
                    schedule of the next step; the user is told of the alarms
 
-On CUDA without a scaler nothing waits for the norms: a step is finished while the next one runs.
+On CUDA nothing waits for the norms but behind a wait of GradScaler's own. Without a scaler, and
+with a fused optimizer, a step is finished while the next one runs.
 
 Also here: what a watched run says of itself.
 """
@@ -48,7 +49,14 @@ from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import Place, WatchedModels
-from ampscope.watcher.numbers import Clips, checked, first_nonfinite, in_parts, read_numbers
+from ampscope.watcher.numbers import (
+    Clips,
+    Readout,
+    checked,
+    first_nonfinite,
+    in_parts,
+    read_numbers,
+)
 from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
@@ -119,8 +127,9 @@ class Session(TrainingListener):
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
-        # A step whose numbers are on their way from the device, and what it ran.
-        self._late: tuple[Ended, list[Forward]] | None = None
+        # A step whose numbers are on their way from the device, what it ran, and its losses.
+        self._late: tuple[Ended, list[Forward], Present] | None = None
+        self._late_alarms: list[Event] = []  # to be reported at the end of the present step
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
         self._smallest = min(trained, key=Tensor.numel, default=None)
@@ -252,31 +261,60 @@ class Session(TrainingListener):
         started, step = time.perf_counter(), self.now.step
         if not self._has_stepped:
             self._locate()
+        self._late_alarms += self._finish_late()  # before the weights change again
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
             loss, weights = self.now.take_loss(), self._some_weights(step)
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
             numbers = scaler_numbers(scaler)
-            read = Reading(read_numbers(gradients, loss, weights, clip, numbers))
+            read = Reading(read_numbers(gradients, loss, weights, clip, numbers), scaler=scaler)
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
-        read.read_scaler(scaler)
-        read.is_search = scaler is not None and read.is_loss_bad and self.now.is_search
-        held = self._flight.forwards
-        if scaler is not None or read.readout.is_immediate:  # GradScaler waits here anyway
-            with no_dispatch():
-                read.norms = checked(read.readout.norms(), gradients)
-            if read.is_bad:
-                if self.schedule.is_news:
-                    self._histograms.count_bad(optimizer)
-                if not in_backward():  # otherwise once the last parameter has been reached
-                    read.events += self.bad.examine(step, read, held, is_late=False)
+        if read.readout.is_immediate or (
+            scaler is not None and not self._can_wait(optimizer, numbers)
+        ):
+            self._judge(optimizer, read, is_unscaled=False)
         if step in self.referenced and in_backward():
             self.referenced.discard(step)
             read.run_again(INSIDE_TEXT, step)
         elif step in self.referenced:
             self.referenced.discard(step)
-            read.run_again(self.bad.reference(held, read.scale), step)
+            read.run_again(self.bad.reference(self._flight.forwards, read.scale), step)
+        self.now.own_s += time.perf_counter() - started
+
+    def _can_wait(self, optimizer: Optimizer, numbers: list[Tensor]) -> bool:
+        """Whether the numbers of a step with a scaler may be read later than before ``unscale_``:
+        behind the wait in ``scaler.step``, or a step later where a fused optimizer has none. What a
+        script does between its own ``unscale_`` and ``scaler.step``, as a clip, may make gradients
+        bad that were not: then their numbers, if anything is bad, are needed before."""
+        if in_backward() or self.now.step in self.referenced or not numbers:  # the scaler's
+            return False
+        return is_fused(optimizer) or self._events.is_in_scaler_step
+
+    def _judge(self, optimizer: Optimizer, read: Reading, *, is_unscaled: bool) -> None:
+        """Read the numbers, and see to it that a bad step is kept while its gradients are here.
+        ``is_unscaled``: the gradients have been, since their norms were taken."""
+        has_scaler = read.scaler is not None
+        read.read_scaler()
+        read.is_search = has_scaler and read.is_loss_bad and self.now.is_search
+        with no_dispatch():
+            gradients = self._optimizers.gradients(optimizer)
+            scale = (is_unscaled and read.scale) or 1.0
+            read.norms = checked(read.readout.norms(), gradients, scale)
+        if read.is_bad:
+            if self.schedule.is_news:
+                self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
+            if not in_backward():  # otherwise once the last parameter has been reached
+                forwards = self._flight.forwards
+                read.events += self.bad.examine(self.now.step, read, forwards, is_late=False)
+
+    def _judge_behind_wait(self, optimizer: Optimizer) -> None:
+        """GradScaler has just waited for what it found in the gradients, and unscaled them."""
+        read = self._readings.get(id(optimizer))
+        if read is None or read.scaler is None or is_fused(optimizer):
+            return
+        started = time.perf_counter()
+        self._judge(optimizer, read, is_unscaled=True)
         self.now.own_s += time.perf_counter() - started
 
     def _some_weights(self, step: int) -> list[Tensor]:
@@ -288,6 +326,7 @@ class Session(TrainingListener):
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
+        self._judge_behind_wait(optimizer)
         self._histograms.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -300,14 +339,23 @@ class Session(TrainingListener):
         self._histograms.drop(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
 
-    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """The step is over, taken or skipped. Optimizers that step while backward runs, each as
         soon as its parameter is reached, make one step together."""
         self._has_stepped = True
+        self._judge_behind_wait(optimizer)  # of a step that was skipped
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
-        if not skipped and (clip := self._clips.take(self._optimizers.with_gradients(optimizer))):
+        left_out: bool | Readout
+        with no_dispatch():
+            if isinstance(skipped, Tensor) and read.norms is None:
+                left_out = read_numbers({}, skipped)
+            else:
+                left_out = bool(skipped)
+        if left_out is not True and (
+            clip := self._clips.take(self._optimizers.with_gradients(optimizer))
+        ):
             read.clipped_to = clip.limit  # after the gradients were read
-        part = Part(optimizer, read, skipped, stalled)
+        part = Part(optimizer, read, left_out, stalled)
         if not in_backward():
             self._step_ended([part], inside=False)
             return
@@ -327,7 +375,9 @@ class Session(TrainingListener):
         started, now = time.perf_counter(), self.now
         optimizers = [part.optimizer for part in parts]
         models = set().union(*map(self._optimizers.models, optimizers))
-        read, skipped = as_one(parts), any(part.skipped for part in parts)
+        read, skipped = as_one(parts), parts[0].skipped
+        if len(parts) > 1:
+            skipped = any(part.skipped for part in parts)
         if inside and read.norms is not None and read.is_bad:
             read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
         frames, nonfinite = self._histograms.take(optimizers, read.scale or 1.0)
@@ -345,9 +395,9 @@ class Session(TrainingListener):
         unread = read.norms is not None and not read.is_bad and read.again is None
         self._flight.drop(models, unread=unread)
         self.bad.end_step()
-        alarms = self._finish_late()
+        alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
         if read.norms is None:
-            self._late = ended, forwards
+            self._late = ended, self._let_go(forwards), now
         else:
             alarms += self._finish(ended)
         if self._state is not None:
@@ -416,12 +466,26 @@ class Session(TrainingListener):
         """Finish the step that waits, whose numbers have had a whole step's time to arrive."""
         if self._late is None:
             return []
-        (ended, forwards), self._late = self._late, None
+        (ended, forwards, present), self._late = self._late, None
+        has_scaler = ended.reading.scaler is not None
+        ended = ended.arrived()
         read = ended.reading
-        read.norms = read.readout.norms()
+        read.is_search = has_scaler and read.is_loss_bad and present.is_search
         if read.is_bad:
-            read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
+            is_late = not ended.skipped  # a step that was skipped has left the weights as they were
+            read.events += self.bad.examine(ended.step, read, forwards, is_late=is_late)
         return self._finish(ended)
+
+    def _let_go(self, forwards: list[Forward]) -> list[Forward]:
+        """These wait while the next step runs, whose peak large inputs would raise. While steps go
+        bad all are kept."""
+        if self.bad.is_in_streak:
+            return forwards
+        room, kept = self._flight.peaks.held_bytes(self._device), list[Forward]()
+        for forward in reversed(forwards):
+            room -= forward.input_bytes
+            kept.insert(0, forward if room >= 0 else forward.without_inputs())
+        return kept
 
     def _finish(self, ended: Ended) -> list[Event]:
         """Judge the step and record it; returns the alarms that begin with it."""
@@ -524,6 +588,12 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
     return [Event(0, "note", "cannot be seen", text) for text in found]
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether GradScaler lets it find out by itself, on the device, that a step is to be left
+    out."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def tightened(step: int) -> Event:

@@ -114,10 +114,12 @@ class Reading:
     again: Replay | None = None  # the step run again beside fp32, where that was asked for
     clipped_to: float | None = None  # the script's clip since then, by the 2-norm
     is_search: bool = False  # a loss that is not finite is so because the scale was too high
+    scaler: Any = None  # whose numbers were not read yet
 
-    def read_scaler(self, scaler: Any) -> None:
-        """Before the optimizer steps, when GradScaler waits for the device anyway: a value read
+    def read_scaler(self) -> None:
+        """Before it updates its scale, or with the numbers that were on their way: a value read
         afterwards would wait for the whole step. See :func:`scaler_numbers`."""
+        scaler, self.scaler = self.scaler, None
         if scaler is None:
             return
         if isinstance(self.readout, Readout) and (known := self.readout.scaler):
@@ -156,7 +158,7 @@ class Part:
 
     optimizer: Optimizer
     reading: Reading
-    skipped: bool
+    skipped: bool | Readout  # the loss of a readout is not zero where it was skipped
     stalled: float | None = None
 
 
@@ -184,7 +186,7 @@ class Ended:
 
     step: int
     reading: Reading
-    skipped: bool
+    skipped: bool | Readout  # see Part; of a step that is finished it is known
     lr: float
     step_time_s: float
     overhead_s: float
@@ -203,11 +205,29 @@ class Ended:
     @property
     def is_bad(self) -> bool:
         """Something was not finite, or GradScaler found it so."""
-        return self.skipped or self.reading.is_bad
+        return bool(self.skipped) or self.reading.is_bad
+
+    def arrived(self) -> Ended:
+        """As it is when the numbers that were on their way have arrived. Waits for the device where
+        it has to."""
+        read, skipped, frames = self.reading, self.skipped, self.frames
+        read.norms = read.readout.norms()
+        read.read_scaler()
+        if isinstance(skipped, Readout):
+            skipped = bool(skipped.loss)
+        if read.scale is not None:
+            frames = {
+                role: dataclasses.replace(frame, scale=read.scale) if role.is_gradient else frame
+                for role, frame in frames.items()
+            }
+        if skipped:  # it moved nothing, and clipped what was thrown away
+            frames.pop(Role.UPDATE, None)
+            read.clipped_to = None
+        return dataclasses.replace(self, skipped=skipped, frames=frames)
 
     def record(self) -> StepRecord:
         """For the store."""
-        read = self.reading
+        read, skipped = self.reading, bool(self.skipped)
         norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
         unclipped = read.readout.unclipped
         if unclipped is not None:
@@ -218,8 +238,8 @@ class Ended:
             step=self.step,
             loss=read.readout.loss,
             scale=read.scale,
-            growth_counter=None if read.growth is None else read.growth.after(skipped=self.skipped),
-            skipped=self.skipped,
+            growth_counter=None if read.growth is None else read.growth.after(skipped=skipped),
+            skipped=skipped,
             grad_norm=norm,
             lr=self.lr,
             step_time_s=self.step_time_s,
