@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import torch._inductor.config as inductor
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 
+from ampscope.capture import taps
 from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.taps import (
@@ -20,6 +22,7 @@ from ampscope.capture.taps import (
     GRADIENT,
     MATMUL,
     Place,
+    RunningModules,
     TapPass,
     aot_eager,
     tapping,
@@ -217,3 +220,38 @@ def test_a_tap_says_nothing_while_a_cuda_graph_is_recorded(monkeypatch: pytest.M
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         torch.ops.ampscope.tap(torch.zeros(1), torch.ones(2), place)
     assert len(heard) == 1
+
+
+def test_checkpointing_in_a_thread_of_autograd_leaves_gradients_their_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device backward runs in a thread of autograd's, where checkpointing repeats a compiled
+    forward. That thread counts nodes for itself: it is no second one that trains."""
+    torch._dynamo.reset()
+    running, found = RunningModules(), list[object]()
+    forward: list[Place] = []
+
+    def look(place: Place, numbers: Tensor) -> None:
+        begins = running.begins(place)
+        if place.is_backward:
+            found.append(begins)
+        else:
+            forward.append(place)
+
+    plain = net()
+    with tapping(look, [].append, everything=False):
+        model = torch.compile(plain, backend=aot_eager)
+        step(model)
+        first = len(found)
+        with monkeypatch.context() as patches:
+            patches.setattr(taps, "in_backward", lambda: True)
+            again = threading.Thread(target=running._keep, args=(forward[0], plain))
+            again.start()
+            again.join()
+        step(model)
+        assert first and found == [plain] * (2 * first)
+        training = threading.Thread(target=running._keep, args=(forward[0], plain))
+        training.start()
+        training.join()
+        step(model)
+    assert found[2 * first :] == [None] * first

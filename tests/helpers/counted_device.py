@@ -278,7 +278,8 @@ def steps(
     model: nn.Module, watch: Callable[..., object] | None, *,
     optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fused: bool = False,
     compiled: bool = False, captured: Container[int] = (), fake: bool = True, count: int = 8,
-    bad: Container[int] = (), asked: list[int] | None = None, each: Callable[[], object] = lambda: None,
+    bad: Container[int] = (), asked: list[int] | None = None,
+    each: Callable[[], object] = lambda: None, lr: float | Tensor = 1e-3,
 ) -> list[Counts]:  # fmt: skip
     """Trains for ``count`` steps, on the ``fake`` device or on the CPU; counts of each. A compiled
     model is compiled by a first call on the CPU. The steps of ``captured`` are recorded into a CUDA
@@ -287,7 +288,7 @@ def steps(
     allocator's statistics; ``each`` is called before each step."""
     torch.manual_seed(0)
     kinds = {"fused": True} if fused else {}
-    own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **kinds)
+    own = getattr(torch.optim, optimizer)(model.parameters(), lr=lr, **kinds)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     batches = [torch.randn(4, 1, 8, 8) for _ in range(count)]
     called: Any = model

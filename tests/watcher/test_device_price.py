@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.capsule import load
+from ampscope.watcher.flight import CalledModule
+from ampscope.watcher.models import WatchedModels
+from tests.helpers import counted_device
 from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
 
@@ -147,6 +151,73 @@ def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
         assert found.info.machine.policy == ("cuda" if fake else "native")
         assert {step.peak_bytes == PEAK for step in found.steps} == {fake}
     assert sampled == [CUDA]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_learning_rate_on_the_device_is_not_waited_for(tmp_path: Path, scaled: bool) -> None:
+    """That of a capturable optimizer, or a fused one, is a tensor: it travels with the norms."""
+    path, ids = tmp_path / "runs.db", list[str]()
+
+    def watch(*args: object) -> ampscope.Watch:
+        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=0)
+        ids.append(run.id)
+        return run
+
+    kinds: dict[str, Any] = {"lr": torch.tensor(0.25), "fused": True, "scaled": scaled}
+    bare, seen = steps(net(), None, **kinds), steps(net(), watch, **kinds)
+    assert not any(one[1] - other[1] for one, other in zip(seen[3:], bare[3:], strict=True))
+    assert {step.lr for step in recorded(path, ids[0]).steps} == {0.25}
+
+
+@pytest.mark.parametrize(("peak", "is_held"), [(1 << 40, True), (1000, False)])
+def test_large_inputs_are_let_go_when_their_step_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, is_held: bool
+) -> None:
+    """Numbers that arrive a step later find the inputs of their step where these are small beside
+    the peak. Larger ones would be one batch more at the next step's peak; the capsule says so."""
+    monkeypatch.setattr(counted_device, "PEAK", peak)
+    model, runs, inputs, alive = net(), list[ampscope.Watch](), list[Any](), list[bool]()
+    model.register_forward_pre_hook(lambda module, args: inputs.append(weakref.ref(args[0])))
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=tmp_path / "runs.db", every=0, policy="ignore"))
+        return runs[-1]
+
+    def look() -> None:
+        if len(inputs) == 4:  # step 4 begins; what step 3 was given is no one else's
+            alive.append(inputs[3]() is not None)
+
+    steps(model, watch, bad={3}, each=look)
+    kept = [load(file) for file in runs[0].capsules]
+    assert alive == [is_held]
+    assert kept[0].about.step == 3
+    assert len(kept[0].forwards) == is_held
+    assert any("too large to be held" in text for text in kept[0].about.left_out) == (not is_held)
+
+
+def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream may still be writing to the copies of an earlier step: those that are spare
+    serve the stream that wrote them."""
+    model = net()
+    root = WatchedModels({"model": model}).roots[0]
+    with CountedDevice():
+        current = ["first"]
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *args: current[0])
+        called = CalledModule(root, "", model)
+        before = called.copies()
+        model(torch.randn(4, 1, 8, 8))
+        called.learn(before)
+        mine = called.copies()
+        called.reuse(mine)
+        current[0] = "second"
+        other = called.copies()
+        called.reuse(other)
+        assert other is not mine
+        assert called.copies() is other
+        current[0] = "first"
+        assert called.copies() is mine
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("every", [0, 1])

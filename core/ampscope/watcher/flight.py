@@ -13,6 +13,7 @@ import itertools
 import operator
 import threading
 import time
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -151,12 +152,14 @@ class FlightRecorder:
         place.learn(forward.buffers)
         tensors = floating_tensors(output)
         forward.outputs = len(tensors)
+        known = weakref.ref(forward)  # a loss that lives on keeps its hooks, and not the inputs
         for number, tensor in enumerate(tensors):
             if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(self._guard.hook(partial(self._hold, forward, number)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                tensor.register_hook(self._guard.hook(partial(self._hold, known, number)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def _hold(self, forward: Forward, number: int, gradient: Tensor | None) -> None:
-        if self.is_paused or gradient is None:  # a Function that gives none
+    def _hold(self, known: weakref.ref[Forward], number: int, gradient: Tensor | None) -> None:
+        forward = known()
+        if self.is_paused or forward is None or gradient is None:  # a Function that gives none
             return
         size = gradient.numel() * gradient.element_size()
         if self._held + size > self.peaks.held_bytes(gradient.device):
@@ -209,7 +212,7 @@ class CalledModule:
             if not changing.names:
                 return {}
             if changing.is_current():
-                copies = self._spare.pop() if self._spare else changing.empty()
+                copies = self._room(changing)
                 if changing.copy_to(copies):
                     return copies
         self._spare.clear()
@@ -222,6 +225,18 @@ class CalledModule:
         if chosen is not None:
             self._changing = Changing(self._plain, chosen, held)
         return {name: buffer.detach().clone() for name, buffer in held.items()}
+
+    def _room(self, changing: Changing) -> BufferCopies:
+        """Copies to write to: spare ones of the current stream. Another may still be writing to
+        its own."""
+        device = self.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        for place, spare in enumerate(self._spare):
+            if spare.stream == stream:
+                return self._spare.pop(place)
+        made = changing.empty()
+        made.stream = stream
+        return made
 
     def reuse(self, copies: dict[str, Tensor]) -> None:
         """No one reads these ``copies`` any more: the next call writes into them."""
@@ -249,6 +264,7 @@ class BufferCopies(dict[str, Tensor]):
         self.targets = list(map(_written, copies.values()))
         self.addresses: array[int] | None = None  # of these, where a Copier writes to them
         self.owner = owner
+        self.stream: torch.cuda.Stream | None = None  # on which they are written
 
 
 def _written(tensor: Tensor) -> Tensor:
@@ -406,7 +422,7 @@ class Randomness:
     cuda: Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Forward:
     """One call of a watched model and what came back at its output."""
 

@@ -67,9 +67,11 @@ class Readout:
         weights: Sequence[Tensor] = (),
         clip: Clip | None = None,
         scaler: Sequence[Tensor] = (),
+        lr: Tensor | None = None,
     ) -> None:
         """``known`` has a norm for each of ``positions``; ``coming`` those that are not known, by
-        their place among these. ``scaler``: numbers of the GradScaler that come along."""
+        their place among these. ``scaler``: numbers of the GradScaler that come along; ``lr``: a
+        learning rate that does."""
         self._positions = positions
         self._known = known
         self._missing = list(coming)
@@ -88,6 +90,8 @@ class Readout:
             parts.append(clip.norm.reshape(()))
         self._scaler = slice(len(parts), len(parts) + len(scaler))
         parts += [number.detach().reshape(()) for number in scaler]
+        self._lr = None if lr is None else len(parts)
+        parts += [] if lr is None else [lr.detach().reshape(())]
         parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
         self._copies: list[Tensor] = []
         self._order: list[int] = []
@@ -129,6 +133,11 @@ class Readout:
         """The GradScaler's numbers, in the order in which they were given. Waits for the device
         where it has to."""
         return self._read()[self._scaler].tolist() if self._scaler.stop > self._scaler.start else []
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate, where it came along. Waits for the device where it has to."""
+        return None if self._lr is None else float(self._read()[self._lr])
 
     @property
     def unclipped(self) -> float | None:
@@ -175,6 +184,11 @@ class JoinedReadout:
         return [norm for part in self._parts for norm in part.weights]
 
     @property
+    def lr(self) -> float | None:
+        """That of the first."""
+        return self._parts[0].lr
+
+    @property
     def unclipped(self) -> None:
         """None: each of them saw a part of the gradients."""
         return None
@@ -204,10 +218,11 @@ def read_numbers(
     weights: Sequence[Tensor] = (),
     clip: Clip | None = None,
     scaler: Sequence[Tensor] = (),
+    lr: Tensor | None = None,
 ) -> Readout:
     """Start reading the norms of gradients, by position, of some weights, the loss, what a ``clip``
-    of these gradients found, and numbers of a ``scaler``. A gradient that cannot be read has no
-    norm.
+    of these gradients found, numbers of a ``scaler``, and a learning rate. A gradient that cannot
+    be read has no norm.
 
     On CUDA that launches, of tensors of one dtype, one norm of all and one op that puts the numbers
     into one tensor, which travels in one copy.
@@ -217,7 +232,7 @@ def read_numbers(
     if not unknown:
         own = len(gradients)
         return Readout(
-            tuple(gradients), known[:own], {}, loss, known[own:].tolist(), (), clip, scaler
+            tuple(gradients), known[:own], {}, loss, known[own:].tolist(), (), clip, scaler, lr
         )
     others, unreadable = _Others(), set()
     for place in np.flatnonzero(known == UNKNOWN).tolist():
@@ -243,6 +258,7 @@ def read_numbers(
         [norms[place] for place in later if place in norms],
         clip,
         scaler,
+        lr,
     )
 
 

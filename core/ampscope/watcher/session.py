@@ -267,7 +267,10 @@ class Session(TrainingListener):
             loss, weights = self.now.take_loss(), self._some_weights(step)
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
             numbers = scaler_numbers(scaler)
-            read = Reading(read_numbers(gradients, loss, weights, clip, numbers), scaler=scaler)
+            rate = lr_on_device(optimizer)
+            read = Reading(
+                read_numbers(gradients, loss, weights, clip, numbers, rate), scaler=scaler
+            )
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
         if read.readout.is_immediate or (
@@ -385,8 +388,9 @@ class Session(TrainingListener):
         self.schedule.took(counting_s, started - now.began)
         own_s = now.own_s + counting_s + self._flight.time.take()
         step_time_s = max(started - now.began - own_s, 0.0)
+        lr = lr_of(optimizers[0]) if lr_on_device(optimizers[0]) is None else None
         ended = Ended(
-            now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
+            now.step, read, skipped, lr, step_time_s, own_s,
             self._flight.peaks.bytes(self._device), time.time(), frames, nonfinite,
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
@@ -588,6 +592,12 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
     return [Event(0, "note", "cannot be seen", text) for text in found]
+
+
+def lr_on_device(optimizer: Optimizer) -> Tensor | None:
+    """Its first group's learning rate, where that is a number on a device (a capturable one)."""
+    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    return rate if isinstance(rate, Tensor) and not rate.is_cpu and rate.numel() == 1 else None
 
 
 def is_fused(optimizer: Optimizer) -> bool:

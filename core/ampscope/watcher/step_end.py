@@ -187,7 +187,7 @@ class Ended:
     step: int
     reading: Reading
     skipped: bool | Readout  # see Part; of a step that is finished it is known
-    lr: float
+    lr: float | None  # None: it comes with the reading
     step_time_s: float
     overhead_s: float
     peak_bytes: int
@@ -228,6 +228,7 @@ class Ended:
     def record(self) -> StepRecord:
         """For the store."""
         read, skipped = self.reading, bool(self.skipped)
+        lr = read.readout.lr if self.lr is None else self.lr
         norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
         unclipped = read.readout.unclipped
         if unclipped is not None:
@@ -241,7 +242,7 @@ class Ended:
             growth_counter=None if read.growth is None else read.growth.after(skipped=skipped),
             skipped=skipped,
             grad_norm=norm,
-            lr=self.lr,
+            lr=math.nan if lr is None else lr,
             step_time_s=self.step_time_s,
             overhead_s=self.overhead_s,
             peak_bytes=self.peak_bytes,
