@@ -14,12 +14,16 @@ import torch
 from torch import nn
 
 import ampscope
+from ampscope.records import Role
 from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.capsule import load
 from ampscope.watcher.flight import CalledModule
+from ampscope.watcher.guard import Guard
+from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.schedule import Detail
 from tests.helpers import counted_device
 from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
@@ -218,6 +222,21 @@ def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyP
         current[0] = "first"
         assert called.copies() is mine
         monkeypatch.undo()
+
+
+def test_gradients_that_were_unscaled_are_counted_as_such() -> None:
+    """Those of a bad step are counted behind the wait of GradScaler, which has divided them."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = StepHistograms(WatchedModels({"model": model}), Guard(lambda reason: None))
+    for step, is_unscaled in enumerate((False, True, False)):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1.0 if is_unscaled else 256.0)
+        counts.start(step, Detail())
+        counts.count_bad(optimizer, is_unscaled=is_unscaled)
+        frame = counts.take([optimizer], 256.0)[0][Role.WEIGHT_GRAD]
+        assert frame.scale == (1.0 if is_unscaled else 256.0)
+        assert frame.rows.sum() == 4 * 2 + 2
 
 
 @pytest.mark.parametrize("every", [0, 1])

@@ -261,7 +261,6 @@ class Session(TrainingListener):
         started, step = time.perf_counter(), self.now.step
         if not self._has_stepped:
             self._locate()
-        self._late_alarms += self._finish_late()  # before the weights change again
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
             loss, weights = self.now.take_loss(), self._some_weights(step)
@@ -273,6 +272,7 @@ class Session(TrainingListener):
             )
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
+        self._late_alarms += self._finish_late()  # before the weights change again
         if read.readout.is_immediate or (
             scaler is not None and not self._can_wait(optimizer, numbers)
         ):
@@ -300,10 +300,11 @@ class Session(TrainingListener):
         has_scaler = read.scaler is not None
         read.read_scaler()
         read.is_search = has_scaler and read.is_loss_bad and self.now.is_search
-        with no_dispatch():
-            gradients = self._optimizers.gradients(optimizer)
+        read.norms = read.readout.norms()
+        if read.norms.suspects:
             scale = (is_unscaled and read.scale) or 1.0
-            read.norms = checked(read.readout.norms(), gradients, scale)
+            with no_dispatch():
+                read.norms = checked(read.norms, self._optimizers.gradients(optimizer), scale)
         if read.is_bad:
             if self.schedule.is_news:
                 self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
