@@ -33,6 +33,7 @@ from ampscope.capture.tensors import (
     floating_tensors,
     has_own_memory,
     holds_numbers,
+    is_capturing,
     numbers,
     opened,
     plain,
@@ -413,6 +414,25 @@ def test_all_finite_is_what_isfinite_says_of_every_element(dtype: torch.dtype) -
             expected = bool(np.isfinite(tensor.double().numpy()).all())
             for seen in (tensor, tensor.requires_grad_(), tensor[..., None].expand(*shape, 2)):
                 assert all_finite(seen) is expected, (shape, filling)
+
+
+def test_whether_a_graph_is_recorded_is_asked_without_starting_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    states = {"is_initialized": False, "is_current_stream_capturing": True}
+
+    def answer(name: str) -> Callable[[], bool]:
+        return lambda: asked.append(name) or states[name]
+
+    for name in states:
+        monkeypatch.setattr(torch.cuda, name, answer(name))
+    assert not is_capturing()
+    assert asked == ["is_initialized"]
+    states["is_initialized"] = True
+    assert is_capturing()
+    states["is_current_stream_capturing"] = False
+    assert not is_capturing()
 
 
 def test_a_look_makes_no_node_of_autograd() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
+from ampscope.capture import exponent_count
 from ampscope.records import Role
 from ampscope.watcher import session
 from tests.helpers.counted_device import CountedDevice
@@ -40,6 +41,7 @@ def trained(
         if fake:
             patch.setattr(torch.cuda, "current_stream", lambda *args: STREAM)
             patch.setattr(Tensor, "record_stream", lambda *args: None)
+            patch.setattr(exponent_count, "_triton_works", lambda device: False)  # torch counts
         for device.step, batch in enumerate(batches[:ends_at]):
             optimizer.zero_grad()
             loss = model(batch).square().mean()

@@ -11,6 +11,7 @@ tensor *is* before anything touches its memory::
     numbers(tensor)      as opened; raises Unreadable, which says why
     plain(tensor)        as numbers, 8-bit floats as fp32
     floating_tensors(x)  those of a module's output (tensors, tuples, dicts, dataclasses)
+    is_capturing()       whether no tensor may be read now, since a CUDA graph is recorded
 """
 
 from __future__ import annotations
@@ -63,6 +64,17 @@ def version(tensor: Tensor) -> int:
 def in_backward() -> bool:
     """Whether a backward pass runs: what runs inside it repeats a checkpointed forward."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_capturing() -> bool:
+    """Whether the current stream records a CUDA graph. Whatever is launched then becomes part of
+    the graph, and a wait for a number ends the capture: no tensor may be looked at.
+
+    Cheap, and never the first to initialise CUDA.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def unreadable(tensor: Tensor) -> str:

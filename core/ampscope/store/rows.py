@@ -238,7 +238,8 @@ class RunRow:
         self._update(pid=pid, pid_started=process_start_time(pid), heartbeat=time.time())
 
     def wait_for(self, machine: records.Machine) -> None:
-        """Say where the run is going to take place, while it waits for its turn there."""
+        """Say where the run takes place: while it waits for its turn there, or when its model has
+        moved to another device."""
         self._update(machine=_as_json(machine), heartbeat=time.time())
 
     def start(self, machine: records.Machine) -> None:

@@ -54,6 +54,7 @@ class StepHistograms:
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
+        self._unscaled: set[int] = set()  # optimizers whose gradients of this step were unscaled
         self._hooks = HistogramHooks(models, self._outputs, guarded=guard.hook)
         self._active(on=False)
         self._detail = Detail()
@@ -123,9 +124,11 @@ class StepHistograms:
             if with_weights:
                 weights.count_weights(counts, ((p.owner, p.tensor) for _, p in own if p.is_counted))
 
-    def count_bad(self, optimizer: Optimizer) -> None:
+    def count_bad(self, optimizer: Optimizer, *, is_unscaled: bool) -> None:
         """Count gradients that are not finite, whatever the schedule."""
         if not self._detail.histograms:
+            if is_unscaled:
+                self._unscaled.add(id(optimizer))
             self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -175,8 +178,13 @@ class StepHistograms:
             self.inside.end_step()
         self._active(on=False)
         self._before.clear()
-        known = [self._counts[id(one)] for one in optimizers if id(one) in self._counts]
-        parts = [one.collect(self._step, scale) for one in (self._outputs, *known)]
+        known = [id(one) for one in optimizers if id(one) in self._counts]
+        parts = [self._outputs.collect(self._step, scale)]
+        parts += [
+            self._counts[one].collect(self._step, 1.0 if one in self._unscaled else scale)
+            for one in known
+        ]
+        self._unscaled.clear()
         reached = list(self._arrivals) if any(part.roles for part in parts) else []
         self._arrivals.clear()
         return Counted(parts, reached, self._models)

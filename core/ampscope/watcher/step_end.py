@@ -115,10 +115,12 @@ class Reading:
     again: Replay | None = None  # the step run again beside fp32, where that was asked for
     clipped_to: float | None = None  # the script's clip since then, by the 2-norm
     is_search: bool = False  # a loss that is not finite is so because the scale was too high
+    scaler: Any = None  # whose numbers were not read yet
 
-    def read_scaler(self, scaler: Any) -> None:
-        """Before the optimizer steps, when GradScaler waits for the device anyway: a value read
+    def read_scaler(self) -> None:
+        """Before it updates its scale, or with the numbers that were on their way: a value read
         afterwards would wait for the whole step. See :func:`scaler_numbers`."""
+        scaler, self.scaler = self.scaler, None
         if scaler is None:
             return
         if isinstance(self.readout, Readout) and (known := self.readout.scaler):
@@ -157,7 +159,7 @@ class Part:
 
     optimizer: Optimizer
     reading: Reading
-    skipped: bool
+    skipped: bool | Readout  # the loss of a readout is not zero where it was skipped
     stalled: float | None = None
 
 
@@ -186,8 +188,8 @@ class Ended:
 
     step: int
     reading: Reading
-    skipped: bool
-    lr: float
+    skipped: bool | Readout  # see Part; of a step that is finished it is known
+    lr: float | None  # None: it comes with the reading
     step_time_s: float
     overhead_s: float
     peak_bytes: int
@@ -214,11 +216,30 @@ class Ended:
     @property
     def is_bad(self) -> bool:
         """Something was not finite, or GradScaler found it so."""
-        return self.skipped or self.reading.is_bad
+        return bool(self.skipped) or self.reading.is_bad
+
+    def arrived(self) -> Ended:
+        """As it is when the numbers that were on their way have arrived. Waits for the device where
+        it has to."""
+        read, skipped, frames = self.reading, self.skipped, self.frames
+        if read.norms is None:
+            read.norms = read.readout.norms()
+        read.read_scaler()
+        if isinstance(skipped, Readout):
+            skipped = bool(skipped.loss)
+        if read.scale is not None:
+            for role, frame in frames.items():
+                if role.is_gradient:
+                    frames[role] = dataclasses.replace(frame, scale=read.scale)
+        if skipped:  # it moved nothing, and clipped what was thrown away
+            frames.pop(Role.UPDATE, None)
+            read.clipped_to = None
+        return dataclasses.replace(self, skipped=skipped)
 
     def record(self) -> StepRecord:
         """For the store."""
-        read = self.reading
+        read, skipped = self.reading, bool(self.skipped)
+        lr = read.readout.lr if self.lr is None else self.lr
         norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
         unclipped = read.readout.unclipped
         if unclipped is not None:
@@ -229,10 +250,10 @@ class Ended:
             step=self.step,
             loss=read.readout.loss,
             scale=read.scale,
-            growth_counter=None if read.growth is None else read.growth.after(skipped=self.skipped),
-            skipped=self.skipped,
+            growth_counter=None if read.growth is None else read.growth.after(skipped=skipped),
+            skipped=skipped,
             grad_norm=norm,
-            lr=self.lr,
+            lr=math.nan if lr is None else lr,
             step_time_s=self.step_time_s,
             overhead_s=self.overhead_s,
             peak_bytes=self.peak_bytes,
