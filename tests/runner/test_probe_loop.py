@@ -239,7 +239,7 @@ def test_the_norm_before_a_clip_of_the_workloads_own_step_is_kept_too(tmp_path: 
 def test_a_probe_says_what_its_counter_needed_and_a_measurement_has_none(
     monkeypatch: pytest.MonkeyPatch, prepares: int
 ) -> None:
-    """The counter is compiled before the run has its turn on the device."""
+    """The counter is compiled once the run has its turn on the device, which may be exclusive."""
     order: list[str] = []
 
     def prepare(device: torch.device) -> str:
@@ -250,7 +250,8 @@ def test_a_probe_says_what_its_counter_needed_and_a_measurement_has_none(
         order.append("turn")
         return nullcontext()
 
-    monkeypatch.setattr(probe, "prepare_counter", prepare)
+    monkeypatch.setattr(probe, "preload", lambda device: None)
+    monkeypatch.setattr("ampscope.capture.exponent_count.prepare", prepare)
     monkeypatch.setattr(child, "turn", turn)
     monkeypatch.setattr(child, "_work", lambda *args: "Not recorded: x.")
     readings = nullcontext(MagicMock(note=""))
@@ -258,5 +259,5 @@ def test_a_probe_says_what_its_counter_needed_and_a_measurement_has_none(
     spec = MagicMock(device="cpu", precisions=(), is_training=bool(prepares))
     monkeypatch.setattr("ampscope.runner.device.describe", lambda *args: MagicMock())
     note = child._run(MagicMock(), spec, Path(), MagicMock())
-    assert order == ["prepare"] * prepares + ["turn"]
+    assert order == ["turn"] + ["prepare"] * prepares
     assert note == "Compiled in 9 s. Not recorded: x." if prepares else "Not recorded: x."

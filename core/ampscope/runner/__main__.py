@@ -50,6 +50,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     # Loading takes longer than many a probe; it is done while other runs may hold the device.
     import torch
 
+    from ampscope.capture.exponent_count import prepare
     from ampscope.policy.autocast_lists import resolve
     from ampscope.runner.device import choose_device, describe, sample_telemetry
     from ampscope.runner.probe import preload
@@ -61,8 +62,9 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
         resolve(precision, device.type)
     machine = describe(spec, device)
     writer.wait_for(machine)
-    counter = preload(device, counts=spec.is_training)
+    preload(device)
     with turn(writer, store, machine, watchdog):
+        counter = prepare(device) if spec.is_training else ""  # before the first step
         with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
         return " ".join(filter(None, (counter, note, readings.note)))

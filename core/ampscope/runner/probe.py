@@ -86,15 +86,13 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
     )
 
 
-def preload(device: torch.device, *, counts: bool = True) -> str:
-    """Load what the first step would load: 1.1 s of torch._dynamo,
-    and the compiled counter where the run ``counts`` exponents: 0.4 s on a CPU, up to 20 s on CUDA.
+def preload(device: torch.device) -> None:
+    """Load what the first step would load: 1.1 s of torch._dynamo, which every optimizer imports,
+    and 0.4 s of the compiled counter of a CPU. A GPU may still be another run's."""
+    import torch._dynamo  # noqa: F401  # loads it
 
-    Returns what a run should say of the counter, as `exponent_count.prepare` does.
-    """
-    import torch._dynamo  # noqa: F401  # every optimizer imports it
-
-    return prepare_counter(device) if counts else ""
+    if device.type == "cpu":
+        prepare_counter(device)
 
 
 @contextlib.contextmanager
