@@ -27,6 +27,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 
 WORKDIR /opt/ampscope
 
+# On CUDA, Triton compiles the kernel that counts exponents, and a small C module that starts it.
+RUN case "${TORCH_INDEX}" in \
+      */cpu) ;; \
+      *) apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+         && rm -rf /var/lib/apt/lists/* ;; \
+    esac
+
 # Dependencies in a layer of their own: it is rebuilt only when they change. The lock has the hashes
 # of the wheels that were tested (for this image's Python, on x86-64); on another processor the
 # versions of requirements.txt are installed without hashes.

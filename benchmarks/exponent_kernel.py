@@ -187,7 +187,7 @@ def variants(counter: DeviceCounter, tensors: list[Tensor]) -> dict[str, Callabl
 
 def whole_step(counter: DeviceCounter, tensors: list[Tensor]) -> None:
     count_all(counter, tensors, stable=True)
-    counter.collect()
+    counter.collect().rows()
 
 
 def for_each(function: Callable[[Tensor], object], tensors: list[Tensor]) -> None:

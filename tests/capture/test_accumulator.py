@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampscope.capture import histograms
+from ampscope.capture.failures import Failures
 from ampscope.capture.histograms import Accumulator
-from ampscope.numerics.histogram import FIRST, LOWEST
+from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN, Raw
 from ampscope.records import Role
 from tests.helpers.counting import by_hand, counted, hooked
 
@@ -87,6 +89,73 @@ def test_an_empty_tensor_has_an_empty_row() -> None:
     counts = Accumulator()
     counts.add(Role.ACTIVATION, 0, torch.ones(0, 4))
     assert counts.take(0, 1.0)[Role.ACTIVATION].rows.sum() == 0
+
+
+class Slow:
+    """A device whose counts arrive when they are asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.collected = self.read = 0
+        self._rows: dict[int, float] = {}
+        made.append(self)
+
+    def add(self, tensor: Tensor, row: int, *, stable: bool) -> None:
+        self._rows[row] = self._rows.get(row, 0) + tensor.numel()
+        if tensor.dim() == 2:
+            raise ValueError("counted, and failed")
+
+    def collect(self) -> Slow:
+        self.collected += 1
+        self._coming, self._rows = self._rows, {}
+        return self
+
+    def rows(self) -> Raw:
+        self.read += 1
+        rows = np.zeros((max(self._coming, default=-1) + 1, RAW_LEN), np.int64)
+        for row, count in self._coming.items():
+            rows[row, 0] = count
+        return rows
+
+
+made: list[Slow] = []
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
+    """Every tensor is on such a device."""
+    made.clear()
+    monkeypatch.setattr(histograms, "DeviceCounter", Slow)
+    monkeypatch.setattr(histograms, "count_small_into", lambda tensor, row: False)
+    monkeypatch.setattr(Tensor, "device", torch.device("cuda", 0), raising=False)
+    return made
+
+
+def test_steps_that_counted_nothing_ask_no_device(slow: list[Slow]) -> None:
+    """Most steps of a watch are quiet: none of them may launch or copy anything."""
+    counts = Accumulator(Failures())
+    counts.add(Role.ACTIVATION, 0, torch.ones(3))
+    assert counts.take(0, 1.0)[Role.ACTIVATION].rows.sum() == 3
+    for step in range(1, 6):
+        assert counts.take(step, 1.0) == {}
+    assert [device.collected for device in slow] == [1]
+    counts.add(Role.ACTIVATION, 0, torch.ones(4, 4))  # fails after a part was counted
+    assert counts.take(6, 1.0) == {}
+    counts.add(Role.ACTIVATION, 0, torch.ones(5))
+    assert counts.take(7, 1.0)[Role.ACTIVATION].rows.sum() == 5  # and nothing of that part
+
+
+def test_counts_of_a_device_are_read_when_they_are_asked_for(slow: list[Slow]) -> None:
+    counts = Accumulator()
+    counts.add(Role.ACTIVATION, 4, torch.ones(3))
+    collected = counts.collect(7, 2.0)
+    assert (slow[0].collected, slow[0].read, collected.is_here) == (1, 0, False)
+    assert collected.roles == {Role.ACTIVATION}
+    counts.add(Role.WEIGHT, 1, torch.ones(2))  # of the next step
+    (frame,) = collected.frames().values()
+    assert (frame.step, frame.modules, frame.rows.sum()) == (7, (4,), 3)
+    assert collected.is_here
+    assert collected.frames()[Role.ACTIVATION].rows.sum() == 3  # again: the same
+    assert counts.take(8, 1.0)[Role.WEIGHT].rows.sum() == 2
 
 
 @pytest.mark.gpu

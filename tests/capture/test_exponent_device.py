@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +28,9 @@ if INTERPRETED:  # Triton decides when it is imported, and parts of torch import
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         importlib.import_module("ampscope.capture.exponent_cuda")
+ROOT = Path(__file__).parents[2]
+TRITONS = list(filter(None, os.environ.get("AMPSCOPE_TRITONS", "").split(os.pathsep)))
+CAPABILITIES = (75, 80, 86, 89, 90, 100)
 ONE = 1 + 149
 DECODERS = {
     torch.float16: oracle.fp16,
@@ -41,11 +50,11 @@ def counter(
 ) -> Iterator[DeviceCounter]:
     if request.param == "triton":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    exponent_count._triton_works.cache_clear()
+    exponent_count.triton_problem.cache_clear()
     made = DeviceCounter(torch.device("cuda" if request.param == "cuda" else "cpu"))
     assert made._triton == (request.param != "torch")
     yield made
-    exponent_count._triton_works.cache_clear()
+    exponent_count.triton_problem.cache_clear()
 
 
 def on_cpu(*tensors: Tensor) -> NDArray[np.int64]:
@@ -63,13 +72,16 @@ def every_pattern(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DECODERS, ids=str)
 def test_every_bit_pattern(counter: DeviceCounter, dtype: torch.dtype) -> None:
     patterns = every_pattern(dtype)
-    # In order each tile has a narrow range of exponents; shuffled, each has all there is.
+    # In order each tile has a narrow range of exponents, which rises or falls from tile to tile;
+    # shuffled, each has all there is.
     shuffled = patterns[torch.randperm(len(patterns), generator=torch.Generator().manual_seed(0))]
-    for row, tensor in enumerate((patterns, shuffled, patterns[1:])):  # the last: not aligned
+    falling = patterns[torch.arange(len(patterns) - 1, -1, -1)]
+    orders = (patterns, falling, shuffled, patterns[1:])  # the last: not aligned
+    for row, tensor in enumerate(orders):
         counter.add(tensor.to(counter.device), row, stable=True)
     whole = [DECODERS[dtype](bits) for bits in range(len(patterns))]
-    rows = [oracle.row_of(whole), oracle.row_of(whole), oracle.row_of(whole[1:])]
-    np.testing.assert_array_equal(counter.collect(), rows)
+    rows = [oracle.row_of(whole)] * 3 + [oracle.row_of(whole[1:])]
+    np.testing.assert_array_equal(counter.collect().rows(), rows)
 
 
 def test_fp32_and_fp64_of_every_magnitude(counter: DeviceCounter) -> None:
@@ -86,7 +98,7 @@ def test_fp32_and_fp64_of_every_magnitude(counter: DeviceCounter) -> None:
         values = torch.from_numpy(bits.view(np.float32)).to(counter.device)
         counter.add(values, row, stable=True)
     counter.add(torch.from_numpy(double.view(np.float64)).to(counter.device), 3)
-    np.testing.assert_array_equal(counter.collect(), expected)
+    np.testing.assert_array_equal(counter.collect().rows(), expected)
 
 
 def test_every_position_of_the_window(counter: DeviceCounter) -> None:
@@ -98,7 +110,7 @@ def test_every_position_of_the_window(counter: DeviceCounter) -> None:
         bits[:2] = top << 10, 0x8000 | top << 10
         bits[2::3] |= 0x8000
         counter.add(torch.from_numpy(bits.view(np.float16)).to(counter.device), top, stable=True)
-        row = counter.collect()[top]
+        row = counter.collect().rows()[top]
         np.testing.assert_array_equal(row, oracle.row_of(oracle.fp16(int(b)) for b in bits))
 
 
@@ -107,13 +119,13 @@ def test_rows_grow_add_up_and_start_anew(counter: DeviceCounter) -> None:
     counter.add(ones, 0)
     counter.add(ones, 0, stable=True)
     counter.add(ones[:5], 200)  # far past the first allocation
-    rows = counter.collect()
+    rows = counter.collect().rows()
     assert rows.shape == (201, oracle.ROW_LENGTH)
     assert (rows[0, ONE], rows[200, ONE], rows.sum()) == (2000, 5, 2005)
     counter.add(ones[:7], 1)
-    rows = counter.collect()
+    rows = counter.collect().rows()
     assert (rows.shape[0], rows[1, ONE], rows.sum()) == (2, 7, 7)
-    assert counter.collect().shape == (0, oracle.ROW_LENGTH)
+    assert counter.collect().rows().shape == (0, oracle.ROW_LENGTH)
 
 
 def test_views_expansions_and_empty_tensors(counter: DeviceCounter) -> None:
@@ -123,7 +135,7 @@ def test_views_expansions_and_empty_tensors(counter: DeviceCounter) -> None:
         counter.add(
             tensor.to(counter.device) if row > 2 else _like(tensor, counter), row, stable=True
         )
-    np.testing.assert_array_equal(counter.collect(), on_cpu(*made))
+    np.testing.assert_array_equal(counter.collect().rows(), on_cpu(*made))
 
 
 def _like(view: Tensor, counter: DeviceCounter) -> Tensor:
@@ -136,7 +148,7 @@ def test_a_tensor_that_changes_after_add_is_counted_as_it_was(counter: DeviceCou
     values = torch.full((10_000,), -1.0, device=counter.device)
     counter.add(values, 0)
     values.relu_()
-    assert counter.collect()[0, ONE] == 10_000
+    assert counter.collect().rows()[0, ONE] == 10_000
 
 
 def test_a_tensor_declared_stable_must_be(counter: DeviceCounter) -> None:
@@ -148,7 +160,18 @@ def test_a_tensor_declared_stable_must_be(counter: DeviceCounter) -> None:
     with pytest.raises(RuntimeError, match=r"rows \[4\] were changed in place"):
         counter.flush()
     counter.add(weight, 0, stable=True)  # and the counter goes on
-    assert counter.collect()[0, ONE + 1] == 100
+    assert counter.collect().rows()[0, ONE + 1] == 100
+
+
+def test_what_is_made_in_inference_mode_is_counted(counter: DeviceCounter) -> None:
+    """It has no version, so it cannot wait; nor can the copy of a slice that is made then."""
+    weight = torch.randn(40, 50, device=counter.device)
+    with torch.inference_mode():
+        made = torch.ones(3, device=counter.device), weight[:, 3:30:2]
+        for row, tensor in enumerate(made):
+            counter.add(tensor, row, stable=True)
+        rows = counter.collect().rows()
+    np.testing.assert_array_equal(rows, on_cpu(*(tensor.cpu() for tensor in made)))
 
 
 def test_one_launch_serves_many_tensors(
@@ -170,7 +193,7 @@ def test_one_launch_serves_many_tensors(
     made = [torch.randn(300 + i).to(kinds[i % 4]) for i in range(12)]
     for row, tensor in enumerate(made):
         counter.add(tensor.to(counter.device), row, stable=True)
-    np.testing.assert_array_equal(counter.collect(), on_cpu(*made))
+    np.testing.assert_array_equal(counter.collect().rows(), on_cpu(*made))
     assert launches == [12]
     monkeypatch.setattr(exponent_count, "PENDING_BYTES", 8_000)
     for _ in range(6):  # 6,000 bytes each: the second and the fourth fill the bound
@@ -178,12 +201,122 @@ def test_one_launch_serves_many_tensors(
     assert launches == [12, 2, 2, 2]
 
 
+@needs_triton
+def test_one_tensor_is_one_launch_without_a_copy_to_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of an activation, which cannot wait for company, nothing travels to the device."""
+    from ampscope.capture import exponent_cuda
+
+    launches: list[tuple[int, tuple[object, ...]]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *args, **options: launches.append((grid[0], args))
+
+    pinned: list[Tensor] = []
+    monkeypatch.setattr(exponent_cuda, "_count", Kernel())
+    monkeypatch.setattr(exponent_count, "_triton_works", lambda device: True)
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    counter = DeviceCounter(torch.device("cpu"))
+    made = [torch.ones(size, dtype=torch.bfloat16) for size in (3, 16_384, 100_000)]
+    weight = torch.ones(7)
+    counter.add(weight, 3, stable=True)
+    for row, tensor in enumerate(made):
+        counter.add(tensor, row)
+    assert not pinned
+    assert [programs for programs, _ in launches] == [1, 1, 7]
+    for row, (tensor, (_, args)) in enumerate(zip(made, launches, strict=True)):
+        assert args[2:5] == (tensor.data_ptr(), tensor.numel(), row)
+    counter.add(weight, 4, stable=True)
+    counter.flush()  # many: one launch, one table
+    assert (len(launches), len(pinned)) == (4, 1)
+    assert launches[3][0] == 2
+
+
+@needs_triton
+def test_why_no_launch_works_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ampscope.capture import exponent_cuda
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC")
+
+    exponent_cuda.problem.cache_clear()
+    assert exponent_cuda.problem(torch.device("cpu")) == ""
+    exponent_cuda.problem.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(exponent_cuda, "launch", fails)
+        why = exponent_cuda.problem(torch.device("cpu"))
+    exponent_cuda.problem.cache_clear()
+    assert why == "RuntimeError: Failed to find C compiler. Please specify via CC"
+
+
+@needs_triton
+@pytest.mark.parametrize("place", range(6))
+def test_every_variant_counts_the_same(
+    place: int, counter: DeviceCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not counter._triton:
+        pytest.skip("plain torch has no variants")
+    from ampscope.capture import exponent_cuda
+
+    assert len(exponent_cuda.VARIANTS) == 6
+    launch = partial(exponent_cuda.launch, variant=exponent_cuda.VARIANTS[place])
+    monkeypatch.setattr(exponent_cuda, "launch", launch)
+    values = torch.randn(70_000, generator=torch.Generator().manual_seed(2))
+    made = [(values * torch.exp2(-40 * values.sigmoid())).half(), values[:20_000].bfloat16()]
+    for row, tensor in enumerate(made):
+        counter.add(tensor, row)  # alone
+        counter.add(tensor, row, stable=True)  # with others
+    np.testing.assert_array_equal(counter.collect().rows(), 2 * on_cpu(*made))
+
+
 def test_without_triton_plain_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    exponent_count._triton_works.cache_clear()
-    assert not exponent_count._triton_works(torch.device("cpu"))
-    exponent_count._triton_works.cache_clear()
+    exponent_count.triton_problem.cache_clear()
+    assert exponent_count.triton_problem(torch.device("cpu")) == "Triton is not installed"
+    assert not DeviceCounter(torch.device("cpu"))._triton
+    exponent_count.triton_problem.cache_clear()
+
+
+def beside(number: int, command: list[str], tmp_path: Path) -> str:
+    """What Python prints with the Triton of a folder that AMPSCOPE_TRITONS names."""
+    if number >= len(TRITONS):
+        pytest.skip("AMPSCOPE_TRITONS names no such folder")
+    paths = os.pathsep.join([TRITONS[number], os.environ.get("PYTHONPATH", "")])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": paths.rstrip(os.pathsep), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_kernel_compiles_for_every_card_ahead_of_time(number: int, tmp_path: Path) -> None:
+    """With each Triton that a supported torch brings; needs no GPU. Two blocks of 512 threads fit
+    the 65,536 registers of a multiprocessor, and from the A100 on hardly any spills."""
+    command = ["tests/helpers/triton_compile.py", *map(str, CAPABILITIES)]
+    made = [json.loads(line) for line in beside(number, command, tmp_path).splitlines()]
+    assert [one["capability"] for one in made] == list(CAPABILITIES)
+    for one in made:
+        assert one["registers"] <= 64, one
+        assert one["spilled_bytes"] <= 16 or one["capability"] < 80, one
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_kernel_counts_right_in_the_interpreter(number: int, tmp_path: Path) -> None:
+    if INTERPRETED:
+        pytest.skip("this is the interpreter's process")
+    command = ["-m", "pytest", "-n", "0", "-q", "-rA", "-k", "triton or one_tensor or kept"]
+    said = beside(number, [*command, __file__], tmp_path)
+    assert "PASSED tests/capture/test_exponent_device.py::test_every_bit_pattern[triton-" in said
+    assert "PASSED tests/capture/test_exponent_device.py::test_one_tensor_is_one_launch" in said
 
 
 @pytest.mark.gpu
@@ -195,6 +328,6 @@ def test_streams_are_kept_in_order() -> None:
         for row in range(6):
             with torch.cuda.stream(side if row % 2 else torch.cuda.current_stream()):
                 counter.add(torch.ones(1 << 20, device="cuda").mul_(2.0**row), row)
-        rows = counter.collect()
+        rows = counter.collect().rows()
         assert [rows[row, ONE + row] for row in range(6)] == [1 << 20] * 6
         assert rows.sum() == 6 << 20

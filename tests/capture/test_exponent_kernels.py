@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampscope.capture import exponent_count, exponent_layout
+from ampscope.capture import exponent_count, exponent_cpu, exponent_layout
 from ampscope.capture.exponent_count import count_into
 from ampscope.capture.exponent_layout import COPY_ELEMENTS, pieces
+from ampscope.capture.histograms import Accumulator
+from ampscope.records import Role
 from tests.helpers import exponent_oracle as oracle
 
 Row = NDArray[np.int64]
@@ -191,6 +193,67 @@ def test_without_numba_plain_torch_counts_the_same(monkeypatch: pytest.MonkeyPat
     expected = by_entry(values)
     monkeypatch.setattr(exponent_count, "_compiled", lambda: None)
     np.testing.assert_array_equal(by_entry(values), expected)
+
+
+@pytest.fixture
+def no_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """numba refuses the installed NumPy."""
+
+    def refuse() -> None:
+        raise SystemError("Numba needs NumPy 2.3 or less\nand more")
+
+    caches = exponent_count._compiled, exponent_count._numba
+    for cache in caches:
+        cache.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(exponent_cpu, "machine", refuse)
+        yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_run_says_that_numba_cannot_be_used_and_what_that_costs(no_numba: None) -> None:
+    note = exponent_count.prepare(torch.device("cpu"))
+    assert "numba" in note
+    assert "15 to 80 times" in note
+    assert "SystemError: Numba needs NumPy 2.3 or less)" in note
+    values = torch.randn(100)
+    assert by_entry(values).sum() == 100  # and counts nevertheless
+    counts = Accumulator()
+    assert counts.note == ""
+    counts.add(Role.ACTIVATION, 0, values)
+    assert counts.note == note
+
+
+def test_with_numba_there_is_nothing_to_say() -> None:
+    counts = Accumulator()
+    counts.add(Role.ACTIVATION, 0, torch.randn(4, 4)[:, 1])
+    assert counts.note == ""
+
+
+@pytest.mark.parametrize(
+    ("problem", "seconds", "parts"),
+    [
+        ("RuntimeError: Failed to find C compiler", 9, ("Failed to find C compiler", "10 to 50")),
+        ("", 9, ("compiled for cuda:1 in 9 s",)),
+        ("", 0.5, ()),
+    ],
+    ids=["no compiler", "slow", "from the cache"],
+)
+def test_what_a_run_says_of_the_counter_on_cuda(
+    monkeypatch: pytest.MonkeyPatch, problem: str, seconds: float, parts: tuple[str, ...]
+) -> None:
+    now = [100.0]
+
+    def compiled(device: torch.device) -> str:
+        now[0] += seconds
+        return problem
+
+    monkeypatch.setattr(exponent_count, "triton_problem", compiled)
+    monkeypatch.setattr(exponent_count.time, "perf_counter", lambda: now[0])
+    note = exponent_count.prepare(torch.device("cuda", 1))
+    assert bool(note) == bool(parts)
+    assert all(part in note for part in parts)
 
 
 def test_large_slices_are_copied_in_bounded_pieces() -> None:

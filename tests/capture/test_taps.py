@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +12,7 @@ import torch._inductor.config as inductor
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 
+from ampscope.capture import taps
 from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.taps import (
@@ -19,6 +22,7 @@ from ampscope.capture.taps import (
     GRADIENT,
     MATMUL,
     Place,
+    RunningModules,
     TapPass,
     aot_eager,
     tapping,
@@ -182,3 +186,73 @@ def test_a_graph_that_cannot_be_tapped_stays_as_it_is() -> None:
     TapPass(everything=True, failed=failures.append)(graph)
     assert str(graph) == before
     assert len(failures) == 1
+
+
+def test_inductor_leaves_taps_out_of_cuda_graphs() -> None:
+    """By the check with which it divides a graph: all taps, and no other op of this net."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor.utils import is_cudagraph_unsafe_fx_node
+
+    torch._dynamo.reset()
+    graphs: list[fx.Graph] = []
+
+    def keep(part: fx.GraphModule, _: object) -> object:
+        graphs.append(part.graph)
+        return make_boxed_func(part.forward)
+
+    with tapping(lambda *heard: None, [].append, everything=True):
+        step(torch.compile(net(), backend=aot_autograd(fw_compiler=keep)))
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    outside = [node.target for node in nodes if is_cudagraph_unsafe_fx_node(node)]
+    assert len(graphs) == 2
+    assert set(outside) == {torch.ops.ampscope.tap.default}
+    assert len(outside) == sum(node.target in outside for node in nodes)
+
+
+def test_a_tap_says_nothing_while_a_cuda_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hears it would wait for a number, and end the capture."""
+    heard: Heard = []
+    place = json.dumps(["", ACTIVATION, "", "aten.mm", "", "fp32", "Linear", "", False])
+    with tapping(lambda *one: heard.append(one), [].append, everything=False):
+        torch.ops.ampscope.tap(torch.zeros(1), torch.ones(2), place)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        torch.ops.ampscope.tap(torch.zeros(1), torch.ones(2), place)
+    assert len(heard) == 1
+
+
+def test_checkpointing_in_a_thread_of_autograd_leaves_gradients_their_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device backward runs in a thread of autograd's, where checkpointing repeats a compiled
+    forward. That thread counts nodes for itself: it is no second one that trains."""
+    torch._dynamo.reset()
+    running, found = RunningModules(), list[object]()
+    forward: list[Place] = []
+
+    def look(place: Place, numbers: Tensor) -> None:
+        begins = running.begins(place)
+        if place.is_backward:
+            found.append(begins)
+        else:
+            forward.append(place)
+
+    plain = net()
+    with tapping(look, [].append, everything=False):
+        model = torch.compile(plain, backend=aot_eager)
+        step(model)
+        first = len(found)
+        with monkeypatch.context() as patches:
+            patches.setattr(taps, "in_backward", lambda: True)
+            again = threading.Thread(target=running._keep, args=(forward[0], plain))
+            again.start()
+            again.join()
+        step(model)
+        assert first > 0
+        assert found == [plain] * (2 * first)
+        training = threading.Thread(target=running._keep, args=(forward[0], plain))
+        training.start()
+        training.join()
+        step(model)
+    assert found[2 * first :] == [None] * first

@@ -3,24 +3,29 @@
 Inside :class:`CountedDevice` every tensor says that it is on ``cuda:0``, and is in the CPU's
 memory. Ops are counted below autograd and autocast, where a real device would launch them: views
 and fresh memory are free; an op on numbers that are on the host is free too. One call of a
-``_foreach_`` op counts as one, as the driver's own splitting depends on the sizes.
+``_foreach_`` op counts as one, as the driver's own splitting depends on the sizes. The Triton
+kernels are launches that count nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
+import types
 from collections import Counter
+from collections.abc import Callable, Container
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
+PEAK = 1 << 40  # bytes that were allocated at once
 WAITING = {  # ops whose result the host needs: a number, or a size that depends on the numbers
     "aten._local_scalar_dense", "aten.equal", "aten.is_nonzero", "aten.nonzero",
     "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive",
@@ -41,7 +46,10 @@ class CountedDevice(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.copies = 0  # that the host does not wait for
+        self.statistics = 0  # times that the allocator's statistics were asked for
+        self.is_capturing = False  # the current stream records a CUDA graph; set by the training
         self.step = 0  # of the training; set by it
+        self.recorded = self.reached = 0  # events so far, and those that the host has waited past
         self._host = WeakIdKeyDictionary()
         self._patches = pytest.MonkeyPatch()
         self._is_inside = False
@@ -51,6 +59,11 @@ class CountedDevice(TorchDispatchMode):
         found = self.launches, self.waits, self.copies
         self.launches, self.waits, self.copies = Counter(), Counter(), 0
         return found
+
+    def wait(self, name: str) -> None:
+        """The host waits for all that was launched."""
+        self.waits[name] += 1
+        self.reached = self.recorded
 
     def __enter__(self) -> CountedDevice:
         to, numpy, tolist = Tensor.to, Tensor.numpy, Tensor.tolist
@@ -67,7 +80,7 @@ class CountedDevice(TorchDispatchMode):
         def waited(original: Any, name: str) -> Any:
             def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
                 if not self.is_on_host(tensor):
-                    self.waits[name] += 1
+                    self.wait(name)
                 return original(tensor, *args, **kwargs)
 
             return call
@@ -92,11 +105,23 @@ class CountedDevice(TorchDispatchMode):
         patch(Tensor, "is_cpu", property(self.is_on_host), raising=False)
         patch(Tensor, "is_cuda", property(lambda t: not self.is_on_host(t)), raising=False)
         patch(torch.cuda, "Event", lambda *args, **kwargs: _Event(self))
-        patch(torch.cuda, "current_stream", lambda *args: None)
-        patch(torch.cuda, "synchronize", lambda *args: self.waits.update(["synchronize"]))
+        patch(torch.cuda, "current_stream", lambda *args: _Stream(self))
+        for name in ("stream", "device"):
+            patch(torch.cuda, name, contextlib.nullcontext)
+        patch(torch.cuda, "is_initialized", lambda: True)
+        patch(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        patch(Tensor, "record_stream", lambda *args: None)
+        patch(Tensor, "pin_memory", lambda tensor, *args: tensor)
+        patch(torch.cuda, "synchronize", lambda *args: self.wait("synchronize"))
         patch(torch.cuda, "get_rng_state", lambda *args: torch.get_rng_state())
         for name in ("max_memory_allocated", "memory_allocated"):
-            patch(torch.cuda, name, lambda *args: 1 << 40)
+            patch(torch.cuda, name, lambda *args: self._asked(PEAK))
+        nested = {"allocated_bytes": {"all": {"peak": PEAK, "current": PEAK}}}
+        patch(torch.cuda, "memory_stats_as_nested_dict", lambda *args: self._asked(nested))
+        patch(torch.cuda, "get_device_properties", lambda *args: types.SimpleNamespace(uuid=""))
+        patch(torch.cuda, "get_device_name", lambda *args: "Fake")
+        patch(torch.cuda, "get_device_capability", lambda *args: (9, 0))
+        self._fake_triton()
         for name, module in list(sys.modules.items()):  # where this mode could not look
             if name.startswith("ampscope.") and hasattr(module, "no_dispatch"):
                 patch(module, "no_dispatch", contextlib.nullcontext)
@@ -105,6 +130,36 @@ class CountedDevice(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._patches.undo()
+
+    def _asked(self, answer: Any) -> Any:
+        self.statistics += 1
+        return answer
+
+    def _fake_triton(self) -> None:
+        """Loads the CUDA counter with kernels that are counted as launches."""
+        from ampscope import capture
+        from ampscope.capture import exponent_count
+
+        def jit(function: Any = None, **options: Any) -> Any:
+            return jit if function is None else _Kernel(self, function.__name__)
+
+        patch, name = self._patches, "ampscope.capture.exponent_cuda"
+        triton = types.ModuleType("triton")
+        language = types.ModuleType("triton.language")
+        language.constexpr = lambda value=None: value  # type: ignore[attr-defined]  # made here
+        triton.jit, triton.language = jit, language  # type: ignore[attr-defined]  # as above
+        with pytest.MonkeyPatch.context() as loading:
+            loading.setitem(sys.modules, "triton", triton)
+            loading.setitem(sys.modules, "triton.language", language)
+            loading.delitem(sys.modules, name, raising=False)
+            module = importlib.import_module(name)
+            loading.setitem(sys.modules, name, module)
+        patch.setitem(sys.modules, name, module)
+        patch.setattr(capture, "exponent_cuda", module, raising=False)
+        works = exponent_count._triton_works
+        patch.setattr(
+            exponent_count, "_triton_works", lambda device: device.type == "cuda" or works(device)
+        )
 
     def is_on_host(self, tensor: Tensor) -> bool:
         return tensor in self._host
@@ -123,7 +178,7 @@ class CountedDevice(TorchDispatchMode):
                 if _is_tensor(made):
                     self._host[made] = True
         elif name in WAITING or (name in MASKED and any(t.dtype is torch.bool for t in given[1:])):
-            self.waits[name] += 1
+            self.wait(name)
         elif name not in FREE and not func.is_view and name != "aten._unsafe_view":
             self.launches[name] += 1
         return result
@@ -132,7 +187,7 @@ class CountedDevice(TorchDispatchMode):
         if self.is_on_host(tensor):
             return tensor
         if waits:
-            self.waits["copy"] += 1
+            self.wait("copy")
         else:
             self.copies += 1
         self._is_inside = True
@@ -148,16 +203,124 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-class _Event:
-    """Asked a step later, it has happened; asked in the same step, the host waits."""
+class _Kernel:
+    def __init__(self, device: CountedDevice, name: str) -> None:
+        self._device, self._name = device, f"triton.{name}"
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *args, **kwargs: self._device.launches.update([self._name])
+
+
+class _Stream:
+    """The one stream."""
 
     def __init__(self, device: CountedDevice) -> None:
         self._device = device
-        self._step = -1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def record_event(self, event: Any = None) -> _Event:
+        event = event or _Event(self._device)
+        event.record()
+        return event  # type: ignore[no-any-return]  # it is one
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        self._device.wait("stream")
+
+
+class _Event:
+    """Asked a step later, or when the host has waited since, it has happened; else the host
+    waits."""
+
+    def __init__(self, device: CountedDevice) -> None:
+        self._device = device
+        self._step = self._number = -1
 
     def record(self, *args: object) -> None:
         self._step = self._device.step
+        self._device.recorded += 1
+        self._number = self._device.recorded
+
+    def query(self) -> bool:
+        return self._step != self._device.step or self._number <= self._device.reached
 
     def synchronize(self) -> None:
-        if self._step == self._device.step:
-            self._device.waits["event"] += 1
+        if self._device.is_capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if not self.query():
+            self._device.wait("event")
+
+
+# A small training, on the fake device or on the CPU.
+
+Counts = tuple[Counter[str], Counter[str], int]  # launches, waits, copies to the host
+
+
+def net() -> nn.Module:
+    """Many parameters, and BatchNorm's buffers of two dtypes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
+        nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 1),
+    )  # fmt: skip
+
+
+def steps(
+    model: nn.Module, watch: Callable[..., object] | None, *,
+    optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fused: bool = False,
+    compiled: bool = False, captured: Container[int] = (), fake: bool = True, count: int = 8,
+    bad: Container[int] = (), asked: list[int] | None = None,
+    each: Callable[[], object] = lambda: None, lr: float | Tensor = 1e-3,
+) -> list[Counts]:  # fmt: skip
+    """Trains for ``count`` steps, on the ``fake`` device or on the CPU; counts of each. A compiled
+    model is compiled by a first call on the CPU. The steps of ``captured`` are recorded into a CUDA
+    graph, and run as they are recorded. The inputs of
+    the steps of ``bad`` overflow. ``asked`` gets how often each step asked for the
+    allocator's statistics; ``each`` is called before each step."""
+    torch.manual_seed(0)
+    kinds = {"fused": True} if fused else {}
+    own = getattr(torch.optim, optimizer)(model.parameters(), lr=lr, **kinds)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
+    batches = [torch.randn(4, 1, 8, 8) for _ in range(count)]
+    called: Any = model
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return called(batch).float().square().mean()  # type: ignore[no-any-return]  # a tensor
+
+    if compiled:
+        torch._dynamo.reset()
+        called = torch.compile(model, backend="eager")
+        loss_of(batches[0])
+    context: Any = contextlib.nullcontext() if watch is None else watch(called, own, scaler)
+    found = []
+    counted = CountedDevice()
+    with context, counted if fake else contextlib.nullcontext(counted) as device:
+        for device.step, batch in enumerate(batches):
+            each()
+            device.is_capturing = device.step in captured
+            own.zero_grad()
+            loss = loss_of(batch * torch.inf if device.step in bad else batch)
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if clipped:
+                if scaler is not None:
+                    scaler.unscale_(own)
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            if scaler is None:
+                own.step()
+            else:
+                scaler.step(own)
+                scaler.update()
+            found.append(device.take())
+            if asked is not None:
+                asked.append(device.statistics - sum(asked))
+    return found

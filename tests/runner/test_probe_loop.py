@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from ampscope.capture.op_trace import Flops, OpTrace
 from ampscope.capture.shadow import Comparisons, Shadow
 from ampscope.capture.weights import WeightObserver
 from ampscope.records import Cadence, Role, RunSpec
-from ampscope.runner import instruments
+from ampscope.runner import __main__ as child
+from ampscope.runner import instruments, probe
 from ampscope.runner.probe import drive, prepare
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -230,3 +233,31 @@ def test_the_norm_before_a_clip_of_the_workloads_own_step_is_kept_too(tmp_path: 
     assert first.grad_norm == pytest.approx(0.001, rel=1e-3)
     assert first.unclipped_norm == pytest.approx(unclipped.grad_norm, rel=1e-3)
     assert unclipped.unclipped_norm is None
+
+
+@pytest.mark.parametrize("prepares", [1, 0], ids=["probe", "measurement"])
+def test_a_probe_says_what_its_counter_needed_and_a_measurement_has_none(
+    monkeypatch: pytest.MonkeyPatch, prepares: int
+) -> None:
+    """The counter is compiled once the run has its turn on the device, which may be exclusive."""
+    order: list[str] = []
+
+    def prepare(device: torch.device) -> str:
+        order.append("prepare")
+        return "Compiled in 9 s."
+
+    def turn(*args: object) -> nullcontext[None]:
+        order.append("turn")
+        return nullcontext()
+
+    monkeypatch.setattr(probe, "preload", lambda device: None)
+    monkeypatch.setattr("ampscope.capture.exponent_count.prepare", prepare)
+    monkeypatch.setattr(child, "turn", turn)
+    monkeypatch.setattr(child, "_work", lambda *args: "Not recorded: x.")
+    readings = nullcontext(MagicMock(note=""))
+    monkeypatch.setattr("ampscope.runner.device.sample_telemetry", lambda *args: readings)
+    spec = MagicMock(device="cpu", precisions=(), is_training=bool(prepares))
+    monkeypatch.setattr("ampscope.runner.device.describe", lambda *args: MagicMock())
+    note = child._run(MagicMock(), spec, Path(), MagicMock())
+    assert order == ["turn"] + ["prepare"] * prepares
+    assert note == "Compiled in 9 s. Not recorded: x." if prepares else "Not recorded: x."

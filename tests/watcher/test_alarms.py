@@ -220,12 +220,24 @@ def test_without_an_interval_histograms_take_a_bounded_share_of_the_time(price_s
         spent_s = price_s if detail.histograms else 0.0
         schedule.took(spent_s, step_s + spent_s)
     spent_s = price_s * len(recorded_at)
-    assert spent_s <= 2.0 + 0.01 * (steps * step_s + spent_s) + price_s
+    assert spent_s <= 2.0 + 0.01 * (steps * step_s + spent_s) + 2 * price_s  # the first is free
     free = min(int(2.0 / price_s), steps // 10)  # until then every tenth step
     assert recorded_at[:free] == list(range(0, 10 * free, 10))
     assert with_weights == recorded_at[::10]
     if price_s == 0.001:  # cheap ones are never left out
         assert len(recorded_at) == steps // 10
+
+
+def test_what_the_first_histograms_compile_puts_off_no_later_ones() -> None:
+    """A counter that takes 8 s to compile, and 1 ms from then on: every tenth step is recorded."""
+    schedule, recorded_at = Schedule(every=None), []
+    for number in range(1000):
+        spent_s = 0.0
+        if schedule.detail(number, number).histograms:
+            spent_s = 0.001 if recorded_at else 8.0
+            recorded_at.append(number)
+        schedule.took(spent_s, 0.02 + spent_s)
+    assert recorded_at == list(range(0, 1000, 10))
 
 
 def bf16_training(

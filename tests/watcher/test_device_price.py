@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,51 +14,22 @@ import torch
 from torch import nn
 
 import ampscope
-from tests.helpers.counted_device import CountedDevice
+from ampscope.records import Role
+from ampscope.telemetry.sampler_process import Readings
+from ampscope.watcher import flight, session
+from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.capsule import load
+from ampscope.watcher.flight import CalledModule
+from ampscope.watcher.guard import Guard
+from ampscope.watcher.histograms import StepHistograms
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.schedule import Detail
+from tests.helpers import counted_device
+from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
 
 MOST_LAUNCHES = 3
 STEPS = 8
-Counts = tuple[Counter[str], Counter[str], int]
-
-
-def net() -> nn.Module:
-    """Many parameters, and BatchNorm's buffers of two dtypes."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
-        nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 1),
-    )  # fmt: skip
-
-
-def steps(
-    model: nn.Module, watch: Callable[..., object] | None, *,
-    optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fake: bool = True,
-) -> list[Counts]:  # fmt: skip
-    """Trains for a few steps, on the ``fake`` device or on the CPU; counts of each."""
-    torch.manual_seed(0)
-    own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
-    context = nullcontext() if watch is None else watch(model, own, scaler)
-    batches = [torch.randn(4, 1, 8, 8) for _ in range(STEPS)]
-    found = []
-    counted = CountedDevice()
-    with context, counted if fake else nullcontext(counted) as device:
-        for device.step, batch in enumerate(batches):
-            own.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(batch).float().square().mean()
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is not None:
-                scaler.unscale_(own)
-            if clipped:
-                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-            if scaler is None:
-                own.step()
-            else:
-                scaler.step(own)
-                scaler.update()
-            found.append(device.take())
-    return found
 
 
 def added(model: Callable[[], nn.Module], store: Path, **kinds: Any) -> list[Counts]:
@@ -99,35 +71,218 @@ def test_a_model_without_buffers_launches_two(tmp_path: Path) -> None:
         assert copies == 1
 
 
-def test_with_a_scaler_the_host_waits_once(tmp_path: Path) -> None:
-    """Before the optimizer's step, where GradScaler itself waits: norms, loss, scale and growth
-    counter arrive together."""
-    for launches, waits, copies in added(net, tmp_path / "runs.db", scaled=True):
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_with_a_scaler_the_host_waits_no_more_than_without_watch(
+    tmp_path: Path, fused: bool, clipped: bool
+) -> None:
+    """GradScaler waits inside its step, and not at all for a fused optimizer. Where the script
+    itself unscales, as for a clip, the numbers are needed before; norms, loss, scale and growth
+    counter then arrive together."""
+    kinds = {"scaled": True, "fused": fused, "clipped": clipped}
+    for launches, waits, copies in added(net, tmp_path / "runs.db", **kinds):
         assert launches.total() <= MOST_LAUNCHES, launches
-        assert waits == {"event": 1}
-        assert copies == 2  # the growth counter is an integer
+        assert waits == ({"event": 1} if clipped and not fused else {})
+        assert copies == 2 + fused  # the growth counter is an integer; what the optimizer found
 
 
-def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
-    """What the device sends is what the same training records without it."""
-    path = tmp_path / "runs.db"
+def test_a_step_that_is_recorded_into_a_cuda_graph_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is launched into the graph and nothing waits, which would end its capture, also not
+    for the step before. Every other step is recorded, and one note says what is not."""
+    path, captured = tmp_path / "runs.db", (3, 4, 6)
     ids: list[str] = []
+
+    def watch(model: nn.Module, own: torch.optim.Optimizer, scaler: object) -> ampscope.Watch:
+        run = ampscope.watch(model, own, store=path, every=1, guard=True)
+        ids.append(run.id)
+        return run
+
+    bare = steps(net(), None, captured=captured)
+    with pytest.warns(AmpscopeWarning, match="CUDA graph"):
+        seen = steps(net(), watch, captured=captured)
+    for step in captured:
+        assert seen[step] == bare[step]
+    assert seen[5] != bare[5]
+    found = recorded(path, ids[0])
+    assert len(found.steps) == STEPS - len(captured)
+    notes = [e.text for e in found.of("note") if e.name in ("cannot be seen", "stopped watching")]
+    assert len(notes) == 1
+    assert "CUDA graph" in notes[0]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_statistics_of_the_allocator_are_read_ten_times_a_second(
+    tmp_path: Path, scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take as long as several launches: the peak and what may be held come from one look."""
+    now = [0.0]
+
+    def watch(*args: object) -> ampscope.Watch:
+        path = tmp_path / "runs.db"
+        return ampscope.watch(*(a for a in args if a is not None), store=path, every=0)
+
+    monkeypatch.setattr(flight, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    asked: list[int] = []
+    steps(net(), watch, scaled=scaled, asked=asked)
+    assert asked == [1] + [0] * (STEPS - 1)
+    now[0], asked = 1.0, []
+    steps(net(), watch, scaled=scaled, asked=asked, each=lambda: now.insert(0, now[0] + 0.11))
+    assert asked == [1] * STEPS
+
+
+def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``watch(model)`` before ``model.cuda()``: device, autocast rules, peak memory and readings
+    of the machine are those of the first step."""
+    path, ids, sampled = tmp_path / "runs.db", list[str](), list[torch.device]()
+
+    def sample(store: Path, run: str, device: torch.device, *, as_child: bool) -> Readings:
+        sampled.append(device)
+        return Readings()
+
+    def watch(model: nn.Module, own: object, scaler: object) -> ampscope.Watch:
+        run = ampscope.watch(model, own, store=path)
+        ids.append(run.id)
+        return run
+
+    monkeypatch.setattr(session, "sample_telemetry", sample)
+    for fake, device in ((True, CUDA), (False, HOST)):
+        steps(net(), watch, fake=fake)
+        found = recorded(path, ids[-1])
+        assert found.info.machine is not None
+        assert found.info.machine.device == str(device)
+        assert found.info.machine.policy == ("cuda" if fake else "native")
+        assert {step.peak_bytes == PEAK for step in found.steps} == {fake}
+    assert sampled == [CUDA]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_learning_rate_on_the_device_is_not_waited_for(tmp_path: Path, scaled: bool) -> None:
+    """That of a capturable optimizer, or a fused one, is a tensor: it travels with the norms."""
+    path, ids = tmp_path / "runs.db", list[str]()
 
     def watch(*args: object) -> ampscope.Watch:
         run = ampscope.watch(*(a for a in args if a is not None), store=path, every=0)
         ids.append(run.id)
         return run
 
+    kinds: dict[str, Any] = {"lr": torch.tensor(0.25), "fused": True, "scaled": scaled}
+    bare, seen = steps(net(), None, **kinds), steps(net(), watch, **kinds)
+    assert not any(one[1] - other[1] for one, other in zip(seen[3:], bare[3:], strict=True))
+    assert {step.lr for step in recorded(path, ids[0]).steps} == {0.25}
+
+
+@pytest.mark.parametrize(("peak", "is_held"), [(1 << 40, True), (1000, False)])
+def test_large_inputs_are_let_go_when_their_step_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, is_held: bool
+) -> None:
+    """Numbers that arrive a step later find the inputs of their step where these are small beside
+    the peak. Larger ones would be one batch more at the next step's peak; the capsule says so."""
+    monkeypatch.setattr(counted_device, "PEAK", peak)
+    model, runs, inputs, alive = net(), list[ampscope.Watch](), list[Any](), list[bool]()
+    model.register_forward_pre_hook(lambda module, args: inputs.append(weakref.ref(args[0])))
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=tmp_path / "runs.db", every=0, policy="ignore"))
+        return runs[-1]
+
+    def look() -> None:
+        if len(inputs) == 4:  # step 4 begins; what step 3 was given is no one else's
+            alive.append(inputs[3]() is not None)
+
+    steps(model, watch, bad={3}, each=look)
+    kept = [load(file) for file in runs[0].capsules]
+    assert alive == [is_held]
+    assert kept[0].about.step == 3
+    assert len(kept[0].forwards) == is_held
+    assert any("too large to be held" in text for text in kept[0].about.left_out) == (not is_held)
+
+
+def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream may still be writing to the copies of an earlier step: those that are spare
+    serve the stream that wrote them."""
+    model = net()
+    root = WatchedModels({"model": model}).roots[0]
+    with CountedDevice():
+        current = ["first"]
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *args: current[0])
+        called = CalledModule(root, "", model)
+        before = called.copies()
+        model(torch.randn(4, 1, 8, 8))
+        called.learn(before)
+        mine = called.copies()
+        called.reuse(mine)
+        current[0] = "second"
+        other = called.copies()
+        called.reuse(other)
+        assert other is not mine
+        assert called.copies() is other
+        current[0] = "first"
+        assert called.copies() is mine
+        monkeypatch.undo()
+
+
+def test_gradients_that_were_unscaled_are_counted_as_such() -> None:
+    """Those of a bad step are counted behind the wait of GradScaler, which has divided them."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = StepHistograms(WatchedModels({"model": model}), Guard(lambda reason: None))
+    for step, is_unscaled in enumerate((False, True, False)):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1.0 if is_unscaled else 256.0)
+        counts.start(step, Detail())
+        counts.count_bad(optimizer, is_unscaled=is_unscaled)
+        frame = counts.take([optimizer], 256.0).frames[Role.WEIGHT_GRAD]
+        assert frame.scale == (1.0 if is_unscaled else 256.0)
+        assert frame.rows.sum() == 4 * 2 + 2
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        {"scaled": True},
+        {"scaled": True, "clipped": True},
+        {"scaled": True, "fused": True},
+        {"scaled": True, "fused": True, "clipped": True},
+    ],
+    ids=lambda kinds: ", ".join(kinds) or "plain",
+)
+def test_what_is_recorded_is_that_of_the_cpu(
+    tmp_path: Path, kinds: dict[str, bool], every: int
+) -> None:
+    """What the device sends, now or later, is what the same training records without it, bad steps
+    included; and a bad step that was skipped is kept with its weights."""
+    path, runs = tmp_path / "runs.db", list[ampscope.Watch]()
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=path, every=every, policy="ignore"))
+        return runs[-1]
+
+    bad = {5} if "scaled" in kinds else set()  # without a scaler the weights are bad from then on
     for fake in (True, False):
         torch.manual_seed(1)
-        steps(net(), watch, scaled=True, fake=fake)
-    device, cpu = (recorded(path, run).steps for run in ids)
-    assert len(device) == len(cpu) == STEPS
-    for one, other in zip(device, cpu, strict=True):
-        assert (one.loss, one.scale, one.growth_counter) == (
-            other.loss, other.scale, other.growth_counter,
-        )  # fmt: skip
-        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
+        steps(net(), watch, fake=fake, bad=bad, **kinds)
+    device, cpu = (recorded(path, run.id) for run in runs)
+    assert len(device.steps) == len(cpu.steps) == STEPS
+    assert [step.step for step in device.steps if step.skipped] == [*bad]
+    for one, other in zip(device.steps, cpu.steps, strict=True):
+        for name in ("loss", "scale", "growth_counter", "skipped", "grad_norm", "unclipped_norm"):
+            seen, true = getattr(one, name), getattr(other, name)
+            close = true if true is None else pytest.approx(true, rel=1e-6, nan_ok=True)
+            assert seen == close, (one.step, name)
+    kept = [[load(file) for file in run.capsules] for run in runs]
+    assert [[c.about.step for c in some] for some in kept] == [[*bad], [*bad]]
+    for one, other in zip(*kept, strict=True):
+        assert one.about.where == other.about.where == "loss"
+        assert one.checks == other.checks
+        assert one.weights.keys() == other.weights.keys() != set()
+        assert len(one.forwards) == len(other.forwards) == 1
+        assert torch.equal(one.forwards[0].args[0], other.forwards[0].args[0])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
 
     counter = DeviceCounter(torch.device("cuda"))
     counter.add(activation, 3)                       # a device tensor: counted on its device
-    rows = counter.collect()                         # one transfer a step
+    coming = counter.collect()                       # one transfer a step, not waited for
+    rows = coming.rows()                             # a step later: it has arrived
 
 Every element is counted, exactly: `ampscope.numerics.histogram` says what the bins of a row are.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from ampscope.capture import exponent_layout
 from ampscope.capture.exponent_layout import LAYOUTS, pieces
+from ampscope.capture.failures import in_words
 from ampscope.capture.tensors import is_dense
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
@@ -75,11 +78,53 @@ def adopt_fork() -> None:
 @cache
 def _compiled() -> ModuleType | None:
     """The numba counter; None where numba is missing or does not fit the installed NumPy."""
+    return _numba()[0]
+
+
+@cache
+def _numba() -> tuple[ModuleType | None, str]:
+    """The numba counter, compiled, or why there is none."""
     try:
         from ampscope.capture import exponent_cpu
-    except ImportError:
-        return None
-    return exponent_cpu
+
+        exponent_cpu.machine()
+    except Exception as error:  # numba raises errors of many kinds where it does not fit
+        return None, in_words(error)
+    return exponent_cpu, ""
+
+
+# Compiling before the first step, and what to say where that is impossible.
+
+
+SLOW_S = 1.0  # a compilation that took longer deserves a line: the training began so much later
+
+
+def prepare(device: torch.device) -> str:
+    """Compile what counts the tensors of ``device``, which may take 20 s where no cache has it.
+
+    Returns sentences for the notes of a run: that compiling took long, or why the compiled counter
+    cannot be used and what that costs. "" where there is nothing to say. Raises nothing.
+    """
+    if device.type == "cpu":
+        _, problem = _numba()
+        return problem and (
+            "Exponents of CPU tensors are counted by plain torch operations, which takes 15 to 80 "
+            f"times as long: the counter that numba compiles cannot be used ({problem})."
+        )
+    if device.type != "cuda":
+        return ""
+    started = time.perf_counter()
+    problem = triton_problem(device)
+    took = time.perf_counter() - started
+    if problem:
+        return (
+            f"Exponents on {device} are counted by plain torch operations, some 25 launches for "
+            "each 2^20 elements: a step with histograms takes 10 to 50 times as long as with the "
+            f"counter that Triton compiles, which cannot be used ({problem})."
+        )
+    if took < SLOW_S:
+        return ""
+    return f"The exponent counter was compiled for {device} in {took:.0f} s, before the first step."
 
 
 # Counts of one step, kept on the device: no synchronisation per tensor, one transfer at the end.
@@ -130,8 +175,8 @@ class DeviceCounter:
             self._order.enter()
             self._reserve(row)
             for flat, multiplicity in pieces(tensor):
-                self._add_flat(flat, row, multiplicity)
-            if not stable or tensor.is_inference() or self._bytes > PENDING_BYTES:
+                self._add_flat(flat, row, multiplicity, stable)
+            if self._bytes > PENDING_BYTES:
                 self._flush()
 
     def flush(self) -> None:
@@ -143,17 +188,16 @@ class DeviceCounter:
         with self._lock:
             self._flush()
 
-    def collect(self) -> Raw:
-        """Counts of all rows named since the last call, [highest row + 1, RAW_LEN], in one
-        transfer; then starts anew."""
+    def collect(self) -> Coming:
+        """Counts of all rows named since the last call, in one transfer; then starts anew."""
         with self._lock:
             self._flush()
             self._order.join()
-            rows: Raw = self._counts[: self._rows].to("cpu", copy=True).numpy()
+            coming = Coming(self._counts[: self._rows])
             self._counts[: self._rows].zero_()
             self._order.begin()
             self._rows = 0
-        return rows
+        return coming
 
     def _new_counts(self, rows: int) -> Tensor:
         return torch.zeros(rows, RAW_LEN, dtype=torch.int64, device=self.device)
@@ -169,28 +213,26 @@ class DeviceCounter:
             self._order.begin()
         self._rows = max(self._rows, row + 1)
 
-    def _add_flat(self, flat: Tensor, row: int, multiplicity: int) -> None:
+    def _add_flat(self, flat: Tensor, row: int, multiplicity: int, stable: bool) -> None:
         if not self._triton or flat.dtype not in LAYOUTS:
             self._counts[row] += exponent_layout.count_flat(flat) * multiplicity
             self._order.release(flat)
-            return
-        self._waiting.append((flat, row, multiplicity))
-        # A view shares the counter of its base; a tensor made in inference mode has none, and
-        # is launched at once.
-        self._versions.append(0 if flat.is_inference() else flat._version)
-        self._bytes += flat.numel() * flat.element_size()
+        elif stable and not flat.is_inference():  # a tensor made in inference mode has no version
+            self._waiting.append((flat, row, multiplicity))
+            self._versions.append(flat._version)  # which a view shares with its base
+            self._bytes += flat.numel() * flat.element_size()
+        else:
+            self._launch([(flat, row, multiplicity)])
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        from ampscope.capture import exponent_cuda
-
         waiting, versions = self._waiting, self._versions
         self._waiting, self._versions, self._bytes = [], [], 0
         changed = {
             row
             for (flat, row, _), version in zip(waiting, versions, strict=True)
-            if not flat.is_inference() and flat._version != version
+            if flat._version != version
         }
         if changed:
             raise RuntimeError(
@@ -198,9 +240,35 @@ class DeviceCounter:
                 "be counted: flush() before the change, or add them without stable=True"
             )
         with self._order.launching():
-            exponent_cuda.launch([exponent_cuda.Entry(*item) for item in waiting], self._counts)
-        for flat, _, _ in waiting:
+            self._launch(waiting)
+
+    def _launch(self, items: list[_Waiting]) -> None:
+        from ampscope.capture import exponent_cuda
+
+        exponent_cuda.launch([exponent_cuda.Entry(*item) for item in items], self._counts)
+        for flat, _, _ in items:
             self._order.release(flat)
+
+
+class Coming:
+    """Rows of counts on their way from a device to pinned memory of the host."""
+
+    def __init__(self, counts: Tensor) -> None:
+        """``counts`` [rows, RAW_LEN] may be written again after this call, on the same stream."""
+        self._event: torch.cuda.Event | None = None
+        if counts.device.type == "cuda":
+            self._counts = counts.to("cpu", non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._event.record(torch.cuda.current_stream(counts.device))
+        else:
+            self._counts = counts.to("cpu", copy=True)
+
+    def rows(self) -> Raw:
+        """[highest row + 1, RAW_LEN]. Waits for the device where they have not arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        rows: Raw = self._counts.numpy()
+        return rows
 
 
 class _StreamOrder:
@@ -243,7 +311,7 @@ class _StreamOrder:
                 current.wait_stream(stream)
 
     def launching(self) -> AbstractContextManager[object]:
-        """Launches go to the stream that was entered last."""
+        """Launches for what waits go to the stream that was entered last."""
         return torch.cuda.stream(self._stream) if self._cuda else nullcontext()
 
     def release(self, tensor: Tensor) -> None:
@@ -253,15 +321,25 @@ class _StreamOrder:
 
 
 @cache
-def _triton_works(device: torch.device) -> bool:
+def triton_problem(device: torch.device) -> str:
+    """Why tensors on ``device`` are counted by plain torch; "" where Triton's kernel counts them.
+
+    The first call for a device compiles the kernel, or reads what Triton compiled before.
+    """
     # Triton's interpreter reads host memory: it serves tests on a CPU, and never a GPU.
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.type != ("cpu" if interpreted else "cuda") or torch.version.hip is not None:
-        return False  # the kernel's 32 bins assume warps of 32 threads
+    if device.type != ("cpu" if interpreted else "cuda"):
+        return f"it does not serve devices of the type {device.type}"
+    if torch.version.hip is not None:
+        return "it is made for NVIDIA's GPUs"  # its 32 bins assume warps of 32 threads
     if importlib.util.find_spec("triton") is None:
-        return False
+        return "Triton is not installed"
     try:
         from ampscope.capture import exponent_cuda
-    except (ImportError, OSError):  # a Triton that does not fit this machine
-        return False
-    return exponent_cuda.is_usable(device)
+    except Exception as error:  # of any kind: a Triton that does not fit this machine
+        return in_words(error)
+    return exponent_cuda.problem(device)
+
+
+def _triton_works(device: torch.device) -> bool:
+    return not triton_problem(device)

@@ -51,8 +51,8 @@ class _Machine:
 
 def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
     """Add the counts of a flat, contiguous CPU tensor of one of the ``DTYPES`` to ``row``."""
-    machine, threads = _machine(), torch.get_num_threads()
-    if flat.numel() < SPLIT or threads == 1 or machine.together is None or os.getpid() != _team_of:
+    compiled, threads = machine(), torch.get_num_threads()
+    if flat.numel() < SPLIT or threads == 1 or compiled.together is None or os.getpid() != _team_of:
         count_small(flat, row.ctypes.data, multiplicity)
         return
     job = _job(flat, multiplicity, 0)
@@ -60,14 +60,14 @@ def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
     job.rows, job.threads = rows.ctypes.data, threads
     # 0 threads: as many as torch takes. With another number the runtime would end some and start
     # them again at torch's next operation.
-    machine.together(machine.kernel.address, ctypes.byref(job), 0, 0)
+    compiled.together(compiled.kernel.address, ctypes.byref(job), 0, 0)
     row += rows.sum(axis=0)
 
 
 def count_small(dense: Tensor, row: int, multiplicity: int = 1) -> None:
     """Add the counts of a contiguous CPU tensor of one of the ``DTYPES`` to the row at the address
     ``row``, in this thread alone."""
-    _machine().alone(ctypes.byref(_job(dense, multiplicity, row)))
+    machine().alone(ctypes.byref(_job(dense, multiplicity, row)))
 
 
 def _job(dense: Tensor, multiplicity: int, row: int) -> Job:
@@ -84,7 +84,8 @@ def adopt_fork() -> None:
 
 
 @cache
-def _machine() -> _Machine:
+def machine() -> _Machine:
+    """The compiled kernel. The first call compiles it, or reads what was compiled before."""
     kernel = compile_kernel()
     alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)  # releases the GIL
     return _Machine(kernel, alone, _openmp())

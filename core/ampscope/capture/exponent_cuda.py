@@ -1,15 +1,19 @@
-"""The exponent histogram on CUDA: one Triton launch over many tensors of any mix of formats.
+"""The exponent histogram on CUDA: one Triton launch over a tensor, or over many of any formats.
 
-The host sends a table with one line per *segment*, a run of at most SEGMENT elements of one tensor;
-each program counts one segment and adds to the row that its line names::
+A program counts one *segment*, a run of elements of one tensor, and adds to the tensor's row. What
+it has to know of the tensor are nine numbers::
 
     address  count  row  width  mantissa  rank_offset  infinity  largest  multiplicity
 
+Of one tensor they are the launch's arguments, which costs no copy. For many the host sends a table
+with one such line per segment.
+
 `tl.histogram` of Triton 3.6 costs a ballot per bit of the index and a population count per 32 bins
 for each element, so that 512 bins would be bound by arithmetic, not by memory. A tile is therefore
-counted in 32 bins: both zeros, and 29 powers of two up to its largest. What lies outside (values
-2^29 times smaller, subnormals) takes a second pass that ordinary tiles do not need; a tile with an
-infinity or a NaN, and the end of a tensor, take that pass alone.
+counted in 32 bins: both zeros, and 29 powers of two up to the largest of the segment so far, which
+stay in registers from tile to tile: programs that add to one row wait for each other. What lies
+outside (values 2^29 times smaller, subnormals) takes a second pass that ordinary tiles do not need;
+a tile with an infinity or a NaN, and the end of a tensor, take that pass alone.
 """
 
 # Triton's functions are compiled from their source and have no types that Python knows.
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -30,10 +35,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampscope.capture.exponent_layout import LAYOUTS
+from ampscope.capture.failures import in_words
 from ampscope.numerics.histogram import NAN, POS_INF, POS_ZERO, RAW_LEN
 
-TILE = 4096  # elements counted at once: 32 a thread with 4 warps
-SEGMENT = 4 * TILE  # elements a program: a tensor of 2^20 gives 64 programs, about half of an A100
+TILE = 4096  # elements counted at once: 8 a thread with 16 warps
 COLUMNS = 9
 
 _WINDOW = tl.constexpr(32)
@@ -41,7 +46,40 @@ _EXPONENTS = tl.constexpr(29)  # bins 0 … 28: exponent fields; bins 29 and 30:
 _REST = tl.constexpr(31)  # everything else
 _ALL = tl.constexpr(512)  # bins of a whole row, which `tl.histogram` wants as a power of two
 _ROW = tl.constexpr(RAW_LEN)
+_NO_WINDOW = tl.constexpr(1 << 20)  # below every exponent field
+# Of such arguments Triton would compile a kernel of its own for 1, and for multiples of 16.
+_OF_A_TENSOR = [
+    "address", "count", "row", "width", "mantissa", "rank_offset", "infinity", "largest",
+    "multiplicity",
+]  # fmt: skip
 _POS_ZERO, _POS_INF, _NAN = tl.constexpr(POS_ZERO), tl.constexpr(POS_INF), tl.constexpr(NAN)
+
+
+class Variant(NamedTuple):
+    """How the kernel is compiled."""
+
+    num_warps: int
+    maxnreg: int | None  # most registers a thread; None: as many as the compiler takes
+    tiles: int  # a segment: more tiles are fewer additions to the row, and fewer programs
+
+    @property
+    def segment(self) -> int:
+        """Elements that a program counts."""
+        return self.tiles * TILE
+
+
+# Which is fastest only a card can say. A multiprocessor has 65,536 registers: the first keeps 32
+# warps on it and hardly spills, the second 16, as it takes 128 registers a thread. With 4 tiles a
+# tensor of 2^20 elements gives 64 programs, which is about half of an A100.
+VARIANTS = (
+    Variant(16, 64, 4),
+    Variant(8, None, 4),
+    Variant(8, 80, 4),
+    Variant(4, 128, 4),
+    Variant(16, 64, 1),
+    Variant(16, 64, 16),
+)
+DEFAULT = VARIANTS[0]
 
 
 class Entry(NamedTuple):
@@ -96,77 +134,115 @@ def _count_all(bits, chosen, row, width, mantissa, rank_offset, infinity, larges
 
 
 @triton.jit
-def _count_tile(bits, row, width, mantissa, rank_offset, infinity, largest, times):
-    """Count a whole tile."""
+def _add_window(row, found, first, mantissa, rank_offset, times):
+    window = tl.arange(0, _WINDOW)
+    zero_bins = window - _EXPONENTS + _POS_ZERO
+    bins = tl.where(window < _EXPONENTS, window + first + mantissa + rank_offset, zero_bins)
+    _add(row, bins, found, window < _REST, times)
+
+
+@triton.jit
+def _count_tile(bits, found, first, row, width, mantissa, rank_offset, infinity, largest, times):
+    """Count a whole tile; the segment's counts in its window, and where the window begins."""
     magnitude = bits & ((1 << (width - 1)) - 1).to(tl.int32)
     top = tl.max(magnitude, 0)
     nonfinite = (top > largest) | (top == infinity)
-    first = (top >> mantissa) - (_EXPONENTS - 1)
+    highest = (top >> mantissa) - (_EXPONENTS - 1)
+    if (highest > first) & (nonfinite == 0):
+        _add_window(row, found, first, mantissa, rank_offset, times)
+        found = tl.zeros_like(found)
+        first = highest
     # Fields below the window wrap around to huge unsigned numbers.
     local = ((magnitude >> mantissa) - first).to(tl.uint32, bitcast=True)
     local = tl.minimum(local, _REST).to(tl.int32)
     local = tl.where(magnitude == 0, _EXPONENTS + (bits < 0).to(tl.int32), local)
-    found = tl.histogram(local, _WINDOW)
+    here = tl.histogram(local, _WINDOW)
     window = tl.arange(0, _WINDOW)
     subnormal = tl.where(first <= 0, -first, _REST)  # the bin that the field 0 fell into
     rest = (window == _REST) | (window == subnormal) | nonfinite
-    zero_bins = window - _EXPONENTS + _POS_ZERO
-    bins = tl.where(window < _EXPONENTS, window + first + mantissa + rank_offset, zero_bins)
-    _add(row, bins, found, rest == 0, times)
-    if tl.sum(tl.where(rest, found, 0), 0) > 0:
+    if tl.sum(tl.where(rest, here, 0), 0) > 0:
         chosen = (local == _REST) | (local == subnormal) | nonfinite
         _count_all(bits, chosen, row, width, mantissa, rank_offset, infinity, largest, times)
+    return found + tl.where(rest, 0, here), first
 
 
-@triton.jit
-def _count_segments(table, counts, columns: tl.constexpr, tile: tl.constexpr, end: tl.constexpr):
-    line = table + tl.program_id(0) * columns
-    address = tl.load(line)
-    count = tl.load(line + 1).to(tl.int32)
-    row = counts + tl.load(line + 2) * _ROW
-    width = tl.load(line + 3).to(tl.int32)
-    mantissa = tl.load(line + 4).to(tl.int32)
-    offset = tl.load(line + 5).to(tl.int32)
-    infinity = tl.load(line + 6).to(tl.int32)
-    largest = tl.load(line + 7).to(tl.int32)
-    times = tl.load(line + 8)
-    for start in range(0, end, tile):
+@triton.jit(do_not_specialize=_OF_A_TENSOR)
+def _count(
+    table, counts, address: tl.int64, count: tl.int64, row: tl.int64, width: tl.int64,
+    mantissa: tl.int64, rank_offset: tl.int64, infinity: tl.int64, largest: tl.int64,
+    multiplicity: tl.int64, columns: tl.constexpr, tile: tl.constexpr, tiles: tl.constexpr,
+):  # fmt: skip
+    """A segment of the tensor at ``address``, or of the table where that is 0."""
+    if address == 0:
+        line = table + tl.program_id(0) * columns
+        address = tl.load(line)
+        count = tl.load(line + 1)
+        row = tl.load(line + 2)
+        width = tl.load(line + 3)
+        mantissa = tl.load(line + 4)
+        rank_offset = tl.load(line + 5)
+        infinity = tl.load(line + 6)
+        largest = tl.load(line + 7)
+        multiplicity = tl.load(line + 8)
+    else:
+        done = tl.program_id(0).to(tl.int64) * (tiles * tile)
+        address += done * (width // 8)
+        count = tl.minimum(count - done, tiles * tile)
+    count, width, mantissa = count.to(tl.int32), width.to(tl.int32), mantissa.to(tl.int32)
+    offset, infinity, largest = (
+        rank_offset.to(tl.int32), infinity.to(tl.int32), largest.to(tl.int32),
+    )  # fmt: skip
+    to = counts + row * _ROW
+    found, first = tl.zeros([_WINDOW], tl.int32), -_NO_WINDOW
+    for start in range(0, tiles * tile, tile):
         if start < count:
             place = start + tl.arange(0, tile)
             if (start + tile <= count) & (address % 16 == 0):
                 bits = _load(address, place, None, width, 16)
-                _count_tile(bits, row, width, mantissa, offset, infinity, largest, times)
+                found, first = _count_tile(
+                    bits, found, first, to, width, mantissa, offset, infinity, largest, multiplicity
+                )
             else:
                 inside = place < count
                 bits = _load(address, place, inside, width, 1)
-                _count_all(bits, inside, row, width, mantissa, offset, infinity, largest, times)
+                _count_all(
+                    bits, inside, to, width, mantissa, offset, infinity, largest, multiplicity
+                )
+    _add_window(to, found, first, mantissa, offset, multiplicity)
 
 
-def launch(entries: Sequence[Entry], counts: Tensor) -> None:
+def launch(entries: Sequence[Entry], counts: Tensor, variant: Variant = DEFAULT) -> None:
     """Count all ``entries`` into ``counts`` [rows, RAW_LEN], in order with the current stream.
 
     Returns at once. The memory of a tensor may be given up after the call, for reuse on the same
     stream.
     """
-    lines = segment_table(entries)
-    table = torch.from_numpy(lines)
-    if counts.is_cuda:
-        table = table.pin_memory().to(counts.device, non_blocking=True)
-        with torch.cuda.device(counts.device):
-            _count_segments[(len(lines),)](table, counts, COLUMNS, TILE, SEGMENT, num_warps=4)
-    else:  # Triton's interpreter
-        _count_segments[(len(lines),)](table, counts, COLUMNS, TILE, SEGMENT)
+    if len(entries) == 1:
+        line = _line(entries[0])
+        programs = -(-line[1] // variant.segment)
+        table = counts  # of int64 as well, and not read
+    else:
+        lines = segment_table(entries, variant.segment)
+        line, programs, table = (0,) * COLUMNS, len(lines), torch.from_numpy(lines)
+        if counts.is_cuda:
+            table = table.pin_memory().to(counts.device, non_blocking=True)
+    # Triton's interpreter counts on a CPU.
+    with torch.cuda.device(counts.device) if counts.is_cuda else nullcontext():
+        _count[(programs,)](
+            table, counts, *line, COLUMNS, TILE, variant.tiles,
+            num_warps=variant.num_warps, maxnreg=variant.maxnreg,
+        )  # fmt: skip
 
 
-def segment_table(entries: Sequence[Entry]) -> NDArray[np.int64]:
-    """One line per segment, [segments, COLUMNS]."""
+def segment_table(entries: Sequence[Entry], segment: int) -> NDArray[np.int64]:
+    """One line per run of ``segment`` elements, [segments, COLUMNS]."""
     lines = np.array([_line(entry) for entry in entries], np.int64)
-    segments = -(-lines[:, 1] // SEGMENT)
+    segments = -(-lines[:, 1] // segment)
     first = np.repeat(np.cumsum(segments) - segments, segments)
     table = np.repeat(lines, segments, axis=0)
-    done = (np.arange(len(table)) - first) * SEGMENT
+    done = (np.arange(len(table)) - first) * segment
     table[:, 0] += done * (table[:, 3] // 8)
-    table[:, 1] = np.minimum(table[:, 1] - done, SEGMENT)
+    table[:, 1] = np.minimum(table[:, 1] - done, segment)
     return table
 
 
@@ -179,14 +255,19 @@ def _line(entry: Entry) -> tuple[int, ...]:
 
 
 @cache
-def is_usable(device: torch.device) -> bool:
-    """Whether a launch works on ``device``: Triton needs compute capability 7.0 and a C compiler,
-    and raises errors of many kinds without them."""
-    counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device=device)
+def problem(device: torch.device) -> str:
+    """Why no launch works on ``device``; "" where it does. Compiles the kernel.
+
+    Triton needs compute capability 7.0 and a C compiler, and raises errors of many kinds without
+    them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Triton 3.9 warns of its own coming defaults
         try:
+            if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+                return "Triton needs a device of compute capability 7.0 or more"
+            counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device=device)
             launch([Entry(torch.zeros(1, device=device), 0, 1)], counts)
-        except Exception:
-            return False
-    return int(counts[0, POS_ZERO]) == 1
+            return "" if int(counts[0, POS_ZERO]) == 1 else "it counted one zero wrongly"
+        except Exception as error:
+            return in_words(error)

@@ -32,8 +32,7 @@ class Failures:
     def add(self, what: str, error: Exception) -> None:
         """``what`` could not be recorded because of ``error``."""
         if what not in self._first:
-            words = str(error).split("\n", 1)[0][:_LONGEST]
-            self._first[what] = f"{type(error).__name__}: {words}" if words else repr(error)
+            self._first[what] = in_words(error)
 
     def contained(self, what: str) -> _Contained:
         """The body's failure is noted as that of ``what``."""
@@ -46,6 +45,12 @@ class Failures:
             return ""
         listed = "; ".join(f"{what} ({why})" for what, why in self._first.items())
         return f"Not recorded in full: {listed}. The training itself is not affected."
+
+
+def in_words(error: Exception) -> str:
+    """The kind of error and the first line of its text, cut to a length that a note may have."""
+    words = str(error).split("\n", 1)[0][:_LONGEST]
+    return f"{type(error).__name__}: {words}" if words else repr(error)
 
 
 class _Contained:

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
-from ampscope.capture.exponent_count import DeviceCounter, count_into, count_small_into
+from ampscope.capture.exponent_count import (
+    Coming,
+    DeviceCounter,
+    count_into,
+    count_small_into,
+    prepare,
+)
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import Numbers
@@ -157,6 +163,9 @@ class HistogramHooks:
 #     counts.add(Role.ACTIVATION, 3, tensor)      # once for each tensor
 #     frames = counts.take(step=7, scale=65536.0) # {Role.ACTIVATION: Frame(...)}, and starts anew
 #
+# On CUDA `take` waits until the counts have arrived. A training that must not wait calls `collect`,
+# and asks what that returned for its frames a step later.
+#
 # Counting runs below every dispatch mode: the op trace must not see the instruments' own ops, and
 # a trip through a mode costs 3 us, half as much as counting a small tensor.
 
@@ -176,14 +185,17 @@ class Accumulator:
         self._rows: dict[_Key, int] = {}  # kept from step to step: the same tensors come again
         self._keys: list[_Key] = []
         self._touched: set[int] = set()
+        self._is_clean = True  # nothing was counted since the last take, in part or in whole
         self._counts: Raw = np.zeros((_FIRST_ROWS, RAW_LEN), np.int64)
         self._memory = self._counts, self._counts.ctypes.data
         self._devices: dict[torch.device, DeviceCounter] = {}
+        self._uses_cpu = False  # for a tensor that is not small, dense and contiguous
 
     def add(self, role: Role, owner: int, tensor: Tensor, *, stable: bool = False) -> None:
         """Count every element of ``tensor``. ``stable``: no code writes to it before the next
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
+        self._is_clean = False
         try:
             self._count(tensor, row, stable)
             self._touched.add(row)
@@ -194,34 +206,35 @@ class Accumulator:
                 raise
             self._failures.add(f"the histograms of some tensors ({role.value})", error)
 
+    @property
+    def note(self) -> str:
+        """Why counting was slow on the devices of the tensors so far, or nothing."""
+        devices = [torch.device("cpu")] * self._uses_cpu + list(self._devices)
+        return " ".join(filter(None, map(prepare, devices)))  # which have been prepared by now
+
     def flush(self) -> None:
         """Launch what waits, before any code writes to a tensor that was added as stable."""
         for device in self._devices.values():
             device.flush()
 
     def take(self, step: int, scale: float) -> dict[Role, Frame]:
-        """A frame for each role that was counted. Starts anew."""
-        if not self._touched and not self._devices:  # in most steps of a watch
-            return {}
+        """A frame for each role that was counted. Starts anew. Waits for a device."""
+        return self.collect(step, scale).frames()
+
+    def collect(self, step: int, scale: float) -> Collected:
+        """As :meth:`take`, with counts that may be on their way from a device."""
+        if self._is_clean:  # in most steps of a watch: nothing is asked of a device
+            return Collected(step, scale, [], np.zeros((0, RAW_LEN), np.int64), [])
+        coming = []
         for device in self._devices.values():
             with no_dispatch():
-                collected = device.collect()
-            self._counts[: len(collected)] += collected
-        frames = {}
-        for role in Role:
-            rows = [row for row in sorted(self._touched) if self._keys[row][0] is role]
-            if rows:
-                frames[role] = Frame(
-                    step=step,
-                    role=role,
-                    modules=tuple(self._keys[row][1] for row in rows),
-                    dtypes=tuple(dtype_name(self._keys[row][2]) for row in rows),
-                    rows=self._counts[rows],
-                    scale=scale if role.is_gradient else 1.0,
-                )
+                coming.append(device.collect())
+        keys = [(row, self._keys[row]) for row in sorted(self._touched)]
+        collected = Collected(step, scale, keys, self._counts[[row for row, _ in keys]], coming)
         self._counts[: len(self._keys)] = 0
         self._touched.clear()
-        return frames
+        self._is_clean = True
+        return collected
 
     def _row(self, key: _Key) -> int:
         row = self._rows.get(key)
@@ -239,6 +252,7 @@ class Accumulator:
             return
         with no_dispatch():
             if tensor.device.type == "cpu":
+                self._uses_cpu = True
                 count_into(tensor, self._counts[row])
                 return
             if reason := unreadable(tensor):
@@ -247,3 +261,50 @@ class Accumulator:
             if device is None:
                 device = self._devices[tensor.device] = DeviceCounter(tensor.device)
             device.add(tensor, row, stable=stable)
+
+
+class Collected:
+    """Counts of one step: those of a CPU are here, others may be on their way from a device."""
+
+    def __init__(
+        self, step: int, scale: float, keys: list[tuple[int, _Key]], counts: Raw,
+        coming: list[Coming],
+    ) -> None:  # fmt: skip
+        """``counts[i]`` belongs to the row and key ``keys[i]``; ``coming`` is to be added."""
+        self._step, self._scale = step, scale
+        self._keys, self._counts, self._coming = keys, counts, coming
+
+    @property
+    def roles(self) -> set[Role]:
+        """What was counted."""
+        return {role for _, (role, _, _) in self._keys}
+
+    @property
+    def is_here(self) -> bool:
+        """Whether nothing comes from a device."""
+        return not self._coming
+
+    def frames(self) -> dict[Role, Frame]:
+        """A frame for each role that was counted. Waits for a device whose counts have not
+        arrived."""
+        for one in self._coming:
+            with no_dispatch():
+                rows = one.rows()
+            for place, (row, _) in enumerate(self._keys):
+                if row < len(rows):
+                    self._counts[place] += rows[row]
+        self._coming = []
+        frames = {}
+        for role in Role:
+            places = [place for place, (_, key) in enumerate(self._keys) if key[0] is role]
+            if places:
+                keys = [self._keys[place][1] for place in places]
+                frames[role] = Frame(
+                    step=self._step,
+                    role=role,
+                    modules=tuple(owner for _, owner, _ in keys),
+                    dtypes=tuple(dtype_name(dtype) for _, _, dtype in keys),
+                    rows=self._counts[places],
+                    scale=self._scale if role.is_gradient else 1.0,
+                )
+        return frames

@@ -41,6 +41,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.callback import callback_handler
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from ampscope.capture.tensors import in_backward, is_capturing
 from ampscope.errors import BadInput
 from ampscope.numerics.formats import dtype_name
 from ampscope.patches import Patches
@@ -83,11 +84,15 @@ _passes: list[TapPass] = []  # of what is compiled now
 _known: dict[str, Place] = {}
 # It lives as long as compiled code.
 _library: Any = torch.library.Library("ampscope", "DEF")  # type: ignore[no-untyped-call]  # torch leaves it untyped
-_library.define("tap(Tensor(a!) token, Tensor numbers, str place) -> ()")
+_library.define(
+    "tap(Tensor(a!) token, Tensor numbers, str place) -> ()",
+    # In a CUDA graph it would be called once, and not at replays: inductor leaves it outside.
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
 
 
 def _tap(token: Tensor, numbers: Tensor, place: str) -> None:
-    if _listeners:
+    if _listeners and not is_capturing():
         if place not in _known:
             _known[place] = Place(*json.loads(place))
         for listener in tuple(_listeners):
@@ -267,9 +272,11 @@ class RunningModules:
     """
 
     def __init__(self) -> None:
-        self._forwards: dict[tuple[int, str], weakref.ref[Any]] = {}  # count, variable
-        self._thread: int | None = None  # that counts
+        # By the thread that counts, its count, and the variable.
+        self._forwards: dict[tuple[int, int, str], weakref.ref[Any]] = {}
+        self._thread: int | None = None  # that runs forward passes
         self._several = False  # threads do
+        self._repeating: set[int] = set()  # threads of autograd in which checkpointing repeats them
 
     def begins(self, place: Place) -> object:
         """What the paths of a tap begin at, while the tap is called: the module that was compiled,
@@ -296,20 +303,27 @@ class RunningModules:
     def _keep(self, place: Place, held: object) -> None:
         thread = threading.get_ident()
         self._thread = self._thread or thread
-        self._several |= self._thread != thread
+        if self._thread != thread:
+            if in_backward():
+                self._repeating.add(thread)
+            else:
+                self._several = True
         count = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]  # untyped in torch
-        if (count, place.root) not in self._forwards:
+        if (thread, count, place.root) not in self._forwards:
             with contextlib.suppress(TypeError):  # no weak reference to it
-                self._forwards[count, place.root] = weakref.ref(held)
+                self._forwards[thread, count, place.root] = weakref.ref(held)
             if len(self._forwards) > MOST_FORWARDS:
                 del self._forwards[next(iter(self._forwards))]
 
     def _of_forward(self, place: Place) -> object:
         node = torch._C._current_autograd_node()
-        if node is None or self._several:
+        if node is None or self._several or self._thread is None:
             return None
-        kept = self._forwards.get((node._sequence_nr(), place.root))
-        return None if kept is None else kept()
+        count, threads = node._sequence_nr(), (self._thread, *self._repeating)
+        kept = [self._forwards.get((thread, count, place.root)) for thread in threads]
+        found = [held for one in kept if one is not None and (held := one()) is not None]
+        # The node does not say which thread counted it.
+        return found[0] if found and all(held is found[0] for held in found) else None
 
 
 def below(held: object, path: str) -> object:

@@ -226,7 +226,14 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 def did_nothing(optimizer: Optimizer) -> bool:
     """Whether the step that has just ended was left out. A fused optimizer is always called;
     GradScaler hands it found_inf, and it does nothing."""
+    return bool(_found_inf(optimizer))
+
+
+def _found_inf(optimizer: Optimizer) -> bool | Tensor:
+    """As :func:`did_nothing`; what is on a device is not waited for."""
     found_inf = getattr(optimizer, "found_inf", None)
+    if isinstance(found_inf, Tensor) and not found_inf.is_cpu:
+        return found_inf
     return found_inf is not None and bool(found_inf)
 
 
@@ -278,10 +285,12 @@ class TrainingListener:
         """The optimizer's own step begins."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer's own step has ended; :meth:`optimizer_stepped` follows."""
+        """The optimizer's own step has ended, and was taken, or it is not known yet whether it was;
+        :meth:`optimizer_stepped` follows."""
 
-    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
-        """The step is over, taken or skipped."""
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
+        """The step is over, taken or skipped. A tensor on a device: a fused optimizer's, which is
+        true where it was skipped; to ask it waits for the device."""
 
     def optimizer_dropped(self, optimizer: Optimizer) -> None:
         """The optimizer's gradients were unscaled, and it is not going to step."""
@@ -323,6 +332,9 @@ class TrainingEvents(StepListener):
         self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this step
         self._scaled: list[_Scaled] = []  # since the last backward
         self._is_open = False
+        self.is_in_scaler_step = (
+            False  # which unscales and steps, with no code of the script's between
+        )
 
     def __enter__(self) -> TrainingEvents:
         self._is_open = True
@@ -351,7 +363,11 @@ class TrainingEvents(StepListener):
             self._complete(inner, scaler)
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
-        self.before_unscale(optimizer, scaler)
+        self.is_in_scaler_step = True
+        try:
+            self.before_unscale(optimizer, scaler)
+        finally:
+            self.is_in_scaler_step = False
 
     def after_scaler_step(
         self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
@@ -370,8 +386,8 @@ class TrainingEvents(StepListener):
         if not self._is_ours(optimizer):
             return
         self._complete(optimizer, scaler)
-        skipped = did_nothing(optimizer)
-        if not skipped:
+        skipped = _found_inf(optimizer)
+        if skipped is not True:
             self._listener.after_step(optimizer)
         self._ended(optimizer, skipped=skipped)
 
@@ -398,7 +414,7 @@ class TrainingEvents(StepListener):
             self._told[id(optimizer)] = optimizer
             self._listener.gradients_complete(optimizer, scaler)
 
-    def _ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def _ended(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         self._told.pop(id(optimizer), None)
         self._drop_taken()
         self._listener.optimizer_stepped(optimizer, skipped=skipped)

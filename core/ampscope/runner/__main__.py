@@ -51,6 +51,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     # Loading takes longer than many a probe; it is done while other runs may hold the device.
     import torch
 
+    from ampscope.capture.exponent_count import prepare
     from ampscope.policy.autocast_lists import resolve
     from ampscope.runner.device import choose_device, describe, sample_telemetry, uuid_of
     from ampscope.runner.probe import preload
@@ -65,9 +66,10 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     with turn(writer, store, machine, watchdog, uuid):
         if device.type == "cuda":  # not before: it takes memory there
             torch.cuda.set_device(device)  # what names no device is meant for this one
+        counter = prepare(device) if spec.is_training else ""  # before the first step
         with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
-        return f"{note} {readings.note}".strip()
+        return " ".join(filter(None, (counter, note, readings.note)))
 
 
 def _work(

@@ -27,7 +27,7 @@ from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.taps import ACTIVATION, DRAW, Place, RunningModules, below, tapping
-from ampscope.capture.tensors import all_finite, floating_tensors, readable
+from ampscope.capture.tensors import all_finite, floating_tensors, is_capturing, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import (
@@ -118,12 +118,12 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         """The script left this step out by itself."""
         self.optimizer_stepped(optimizer, skipped=True)
 
-    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """A step was taken or skipped. Behind a scaler a compiled step looks like none at all; but
         finite gradients are never skipped."""
         self._stepping = False
         self._optimizers.add(optimizer)
-        self._add(optimizer, skipped=skipped and self._bad_gradients > 0)
+        self._add(optimizer, skipped=self._bad_gradients > 0 and bool(skipped))
 
     def _note_loss(self, loss: Tensor) -> None:
         numbers = readable(loss.detach())
@@ -191,7 +191,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
     def _called(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or torch.compiler.is_compiling():
+            if self._inside or torch.compiler.is_compiling() or is_capturing():
                 return function(*args, **kwargs)
             before, count = self._weights(), self.steps.count
             self._inside = True

@@ -190,7 +190,9 @@ def _limit_gpus(limit: int) -> None:
 def peak_bytes(device: torch.device) -> int:
     """Peak memory so far: allocated on CUDA, resident set on a CPU."""
     if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+        # torch.cuda.max_memory_allocated flattens and sorts 140 entries for it.
+        found = torch.cuda.memory_stats_as_nested_dict(device)
+        return int(found["allocated_bytes"]["all"]["peak"]) if found else 0
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

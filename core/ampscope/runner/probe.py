@@ -25,15 +25,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.exponent_count import count_into
+from ampscope.capture.exponent_count import prepare as prepare_counter
 from ampscope.control import Control
 from ampscope.errors import BadInput, Cancelled
 from ampscope.numerics.formats import dtype_name
-from ampscope.numerics.histogram import RAW_LEN
 from ampscope.policy.autocast_lists import resolve
 from ampscope.policy.precision import (
     convert_model,
@@ -90,11 +88,11 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
 
 def preload(device: torch.device) -> None:
     """Load what the first step would load: 1.1 s of torch._dynamo, which every optimizer imports,
-    and 0.4 s of the compiled counter."""
-    import torch._dynamo
+    and 0.4 s of the compiled counter of a CPU. A GPU may still be another run's."""
+    import torch._dynamo  # noqa: F401  # loads it
 
     if device.type == "cpu":
-        count_into(torch.zeros(1), np.zeros(RAW_LEN, np.int64))
+        prepare_counter(device)
 
 
 @contextlib.contextmanager

@@ -278,7 +278,7 @@ class _Run:
         recorder = self.recorder
         failures = [recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures]
         failures += [] if recorder.digests is None else [recorder.digests.failures]
-        failed = [one.note for one in failures]
+        failed = [one.note for one in failures] + [recorder.histograms.note]
         unseen = recorder.sleep.note, recorder.watch.graph_note
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()

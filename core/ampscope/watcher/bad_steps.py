@@ -43,8 +43,13 @@ class BadSteps:
         self._capsule_store = capsule_store
         self._recorder = recorder
         self._place = place
-        self._policy = policy
+        self.policy = policy  # whose autocast rules the training follows
         self._told = ("", "")  # what was last said of this streak of bad steps
+
+    @property
+    def is_in_streak(self) -> bool:
+        """Whether the last step that was judged went bad."""
+        return self._told != ("", "")
 
     def end_step(self) -> None:
         """The step is over."""
@@ -59,7 +64,7 @@ class BadSteps:
     def examine(
         self, step: int, read: Reading, forwards: Sequence[Forward], *, is_late: bool
     ) -> list[Event]:
-        """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
+        """Events of a bad step. ``is_late``: it is over, and the weights may be other ones."""
         loss, scale = read.readout.loss, read.scale
         loss_is_bad = read.is_loss_bad and not read.is_search
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
@@ -80,7 +85,7 @@ class BadSteps:
             where=where,
             reason=text,
             scale=scale or 1.0,
-            policy=self._policy,
+            policy=self.policy,
             torch=torch.__version__,
         )
         why = capsule.SHARDED if self._models.is_sharded else "the step was over" if is_late else ""

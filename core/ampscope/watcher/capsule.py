@@ -113,6 +113,9 @@ def collected(
     left_out = list(about.left_out)
     kept, room = [], limits.mib * 2**20
     for forward in reversed(forwards):
+        if not forward.has_inputs:
+            left_out.append(f"a call of {forward.model} (too large to be held for a step longer)")
+            continue
         if not forward.is_intact:
             left_out.append(f"a call of {forward.model} whose inputs were overwritten")
             continue

@@ -12,10 +12,12 @@ import functools
 import itertools
 import operator
 import threading
+import time
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from ampscope.capture.failures import OwnTime
 from ampscope.capture.tensor_table import Copier
 from ampscope.capture.tensors import floating_tensors, has_own_memory, in_backward, plain, version
 from ampscope.patches import Patches
+from ampscope.runner.device import peak_bytes
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import Root, WatchedModels
 
@@ -51,6 +54,7 @@ class FlightRecorder:
         self.forwards: list[Forward] = []
         self.past: deque[Callable[[], Past]] = deque(maxlen=RING)  # few are ever asked for
         self.time = OwnTime()
+        self.peaks = Peaks()
         self.is_paused = False
         self._models = models
         self._patches = Patches()
@@ -135,7 +139,7 @@ class FlightRecorder:
         keeps one batch, and may have freed the others."""
         if len(self.forwards) == 1:  # the last is always kept
             return
-        room = input_bytes(device)
+        room = INPUT_SHARES * self.peaks.held_bytes(device)
         for place in range(len(self.forwards) - 1, -1, -1):
             forward = self.forwards[place]
             room -= forward.input_bytes
@@ -148,15 +152,17 @@ class FlightRecorder:
         place.learn(forward.buffers)
         tensors = floating_tensors(output)
         forward.outputs = len(tensors)
+        known = weakref.ref(forward)  # a loss that lives on keeps its hooks, and not the inputs
         for number, tensor in enumerate(tensors):
             if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(self._guard.hook(partial(self._hold, forward, number)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                tensor.register_hook(self._guard.hook(partial(self._hold, known, number)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def _hold(self, forward: Forward, number: int, gradient: Tensor | None) -> None:
-        if self.is_paused or gradient is None:  # a Function that gives none
+    def _hold(self, known: weakref.ref[Forward], number: int, gradient: Tensor | None) -> None:
+        forward = known()
+        if self.is_paused or forward is None or gradient is None:  # a Function that gives none
             return
         size = gradient.numel() * gradient.element_size()
-        if self._held + size > held_bytes(gradient.device):
+        if self._held + size > self.peaks.held_bytes(gradient.device):
             forward.missing.append(f"the gradient at output {number} ({size / 2**20:.0f} MiB)")
             return
         self._held += size
@@ -206,7 +212,7 @@ class CalledModule:
             if not changing.names:
                 return {}
             if changing.is_current():
-                copies = self._spare.pop() if self._spare else changing.empty()
+                copies = self._room(changing)
                 if changing.copy_to(copies):
                     return copies
         self._spare.clear()
@@ -219,6 +225,18 @@ class CalledModule:
         if chosen is not None:
             self._changing = Changing(self._plain, chosen, held)
         return {name: buffer.detach().clone() for name, buffer in held.items()}
+
+    def _room(self, changing: Changing) -> BufferCopies:
+        """Copies to write to: spare ones of the current stream. Another may still be writing to
+        its own."""
+        device = self.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        for place, spare in enumerate(self._spare):
+            if spare.stream == stream:
+                return self._spare.pop(place)
+        made = changing.empty()
+        made.stream = stream
+        return made
 
     def reuse(self, copies: dict[str, Tensor]) -> None:
         """No one reads these ``copies`` any more: the next call writes into them."""
@@ -246,6 +264,7 @@ class BufferCopies(dict[str, Tensor]):
         self.targets = list(map(_written, copies.values()))
         self.addresses: array[int] | None = None  # of these, where a Copier writes to them
         self.owner = owner
+        self.stream: torch.cuda.Stream | None = None  # on which they are written
 
 
 def _written(tensor: Tensor) -> Tensor:
@@ -346,6 +365,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 MEMORY_SHARE = 0.005  # of the device's peak; two instruments hold that much at most
 HOST_BYTES = 64 << 20  # where the peak is unknown (a CPU)
+INPUT_SHARES = 4  # of that, for inputs of earlier calls besides the newest one's
 
 
 def free_bytes(device: torch.device, step_bytes: int) -> int:
@@ -354,21 +374,33 @@ def free_bytes(device: torch.device, step_bytes: int) -> int:
     parameters, in torch's foreach optimizers)."""
     if device.type != "cuda":
         return HOST_BYTES
-    peak = torch.cuda.max_memory_allocated(device)
-    free = peak - torch.cuda.memory_allocated(device) - step_bytes
-    return max(0, free) + int(MEMORY_SHARE * peak)
+    allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    free = allocated["peak"] - allocated["current"] - step_bytes
+    return int(max(0, free) + MEMORY_SHARE * allocated["peak"])
 
 
-def held_bytes(device: torch.device) -> int:
-    """What may be held on to through a backward pass, where the peak is."""
-    if device.type != "cuda":
-        return HOST_BYTES
-    return int(MEMORY_SHARE * torch.cuda.max_memory_allocated(device))
+class Peaks:
+    """Peak memory of each device so far. A look at it takes as long as several launches, or reads
+    a file, so all that is asked within :data:`EVERY_S` shares one."""
 
+    EVERY_S = 0.1
 
-def input_bytes(device: torch.device) -> int:
-    """What inputs of earlier calls may be held on to besides the newest one's."""
-    return 4 * held_bytes(device)
+    def __init__(self) -> None:
+        self._known: dict[torch.device, tuple[int, float]] = {}  # bytes, and when to look again
+
+    def bytes(self, device: torch.device) -> int:
+        """Of the device, or on a CPU of the process."""
+        peak, due = self._known.get(device, (0, 0.0))
+        if (now := time.perf_counter()) >= due:
+            peak = peak_bytes(device)
+            self._known[device] = peak, now + self.EVERY_S
+        return peak
+
+    def held_bytes(self, device: torch.device) -> int:
+        """What may be held on to through a backward pass, where the peak is."""
+        if device.type != "cuda":
+            return HOST_BYTES
+        return int(MEMORY_SHARE * self.bytes(device))
 
 
 # One call of a watched model: inputs, surroundings, what came back at its output.
@@ -390,7 +422,7 @@ class Randomness:
     cuda: Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Forward:
     """One call of a watched model and what came back at its output."""
 
@@ -407,6 +439,7 @@ class Forward:
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by output
     missing: list[str] = field(default_factory=list)  # what could not be held, and why
     held_bytes: int = 0  # of the gradients
+    has_inputs: bool = True  # they were not let go
     steps_seen: int = 0  # steps of other models that it was kept through
 
     @property
@@ -414,6 +447,10 @@ class Forward:
         """What its tensors among the inputs take."""
         tensors = floating_tensors((self.args, self.kwargs))
         return sum(t.numel() * t.element_size() for t in tensors)
+
+    def without_inputs(self) -> Forward:
+        """What is left of it when its inputs are let go."""
+        return replace(self, args=(), kwargs={}, versions=[], has_inputs=False)
 
     @property
     def is_intact(self) -> bool:

@@ -3,7 +3,8 @@
 Every function of a watch that torch or the training calls passes the watch's :class:`Guard`: hooks
 on modules, tensors, parameters and optimizers, and what wrappers do before and after the original.
 An exception takes everything off, says so once on stderr, and the training goes on as it would
-without a watch.
+without a watch. While a CUDA graph is recorded nothing is called: what an instrument launched
+would become part of the graph, and a wait would end its capture.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ampscope.capture.tensors import is_capturing
 from ampscope.watcher.alarms import Alarm, StopAsked, TrainingStopped
 
 P = ParamSpec("P")
@@ -23,17 +25,27 @@ MOST = 300  # characters of an error
 
 
 class Guard:
-    """``gave_up`` takes everything off and gets the reason."""
+    """``gave_up`` takes everything off and gets the reason. ``captured`` is called once, when
+    something is left out because a CUDA graph is recorded."""
 
-    def __init__(self, gave_up: Callable[[str], None]) -> None:
+    def __init__(
+        self, gave_up: Callable[[str], None], captured: Callable[[], None] | None = None
+    ) -> None:
         self.is_off = False  # nothing is watched any more
         self._gave_up = gave_up
+        self._captured = captured
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """``function``'s result; None when it raised, or when the watching has ended."""
+        """``function``'s result; None when it raised, when the watching has ended, or when a CUDA
+        graph is recorded."""
         if self.is_off:
             return None
         try:
+            if is_capturing():
+                captured, self._captured = self._captured, None
+                if captured is not None:
+                    captured()
+                return None
             return function(*args, **kwargs)
         except MEANT:
             raise

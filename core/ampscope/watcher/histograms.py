@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from ampscope.analysis.ranks import merged
 from ampscope.capture import weights
 from ampscope.capture.failures import Failures, OwnTime
-from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.histograms import Accumulator, Collected, HistogramHooks
 from ampscope.capture.model_map import NamedParameter
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.tensors import HALF, opened
@@ -53,6 +54,7 @@ class StepHistograms:
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
+        self._unscaled: set[int] = set()  # optimizers whose gradients of this step were unscaled
         self._hooks = HistogramHooks(models, self._outputs, guarded=guard.hook)
         self._active(on=False)
         self._detail = Detail()
@@ -122,9 +124,11 @@ class StepHistograms:
             if with_weights:
                 weights.count_weights(counts, ((p.owner, p.tensor) for _, p in own if p.is_counted))
 
-    def count_bad(self, optimizer: Optimizer) -> None:
+    def count_bad(self, optimizer: Optimizer, *, is_unscaled: bool) -> None:
         """Count gradients that are not finite, whatever the schedule."""
         if not self._detail.histograms:
+            if is_unscaled:
+                self._unscaled.add(id(optimizer))
             self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -164,45 +168,26 @@ class StepHistograms:
     def drop(self, optimizer: Optimizer) -> None:
         """What was counted of this optimizer belongs to no step."""
         if id(optimizer) in self._counts:
-            self._counts[id(optimizer)].take(self._step, 1.0)
+            self._counts[id(optimizer)].collect(self._step, 1.0)
         self._before.clear()
 
-    def take(
-        self, optimizers: Sequence[Optimizer], scale: float
-    ) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
-        """The step's frames and the parameters whose gradients held NaN or Inf, and ends it."""
+    def take(self, optimizers: Sequence[Optimizer], scale: float) -> Counted:
+        """What was counted at this step, and ends it. Waits for no device."""
         self._hooks.end_step()
         if self.inside is not None and self._detail.histograms:
             self.inside.end_step()
         self._active(on=False)
         self._before.clear()
-        frames = self._outputs.take(self._step, scale)
-        known = [self._counts[id(one)] for one in optimizers if id(one) in self._counts]
-        counted = [counts.take(self._step, scale) for counts in known]
-        for role in Role:
-            if found := [frames_of[role] for frames_of in counted if role in frames_of]:
-                frames[role] = found[0] if len(found) == 1 else merged(found)
-        gradients = frames.pop(Role.WEIGHT_GRAD, None)
-        if gradients is None:
-            self._arrivals.clear()
-            return frames, []
-        positions = map(self._models.position, self._arrivals)
-        reached = dict.fromkeys(i for i in positions if i is not None)
+        known = [id(one) for one in optimizers if id(one) in self._counts]
+        parts = [self._outputs.collect(self._step, scale)]
+        parts += [
+            self._counts[one].collect(self._step, 1.0 if one in self._unscaled else scale)
+            for one in known
+        ]
+        self._unscaled.clear()
+        reached = list(self._arrivals) if any(part.roles for part in parts) else []
         self._arrivals.clear()
-        # A sharded gradient arrives without a hook: then backward's order is the reverse of names.
-        order = dict.fromkeys((*reached, *sorted(gradients.modules, reverse=True)))
-        names = self._models.parameters
-        bad = weights.nonfinite(gradients, order, lambda i: names[i].name)
-        kept = [i for i, p in enumerate(gradients.modules) if names[p].is_counted]
-        if kept:
-            own = replace(
-                gradients,
-                modules=tuple(gradients.modules[i] for i in kept),
-                dtypes=tuple(gradients.dtypes[i] for i in kept),
-                rows=gradients.rows[kept],
-            )
-            frames[Role.WEIGHT_GRAD] = weights.by_module(own, lambda i: names[i].owner)
-        return frames, bad
+        return Counted(parts, reached, self._models)
 
     def take_elapsed_s(self) -> float:
         """The instrument's own time since the last call."""
@@ -221,6 +206,59 @@ class StepHistograms:
             if i is not None
             and (parameter := self._models.parameters[i]).tensor.is_floating_point()
         ]
+
+
+class Counted:
+    """The histograms of one step, which may be on their way from a device."""
+
+    def __init__(
+        self, parts: Sequence[Collected], reached: Sequence[Tensor], models: WatchedModels
+    ) -> None:
+        """``reached`` are parameters in the order in which backward came to them."""
+        self._parts = parts
+        positions = map(models.position, reached)
+        self._reached = [i for i in positions if i is not None]
+        self._names = models.parameters
+
+    @property
+    def is_here(self) -> bool:
+        """Whether nothing comes from a device."""
+        return all(part.is_here for part in self._parts)
+
+    @property
+    def frames(self) -> dict[Role, Frame]:
+        """A frame for each role that was counted. Waits for the device where it has to."""
+        return self._read[0]
+
+    @property
+    def nonfinite(self) -> list[NonFiniteRecord]:
+        """The parameters whose gradients held NaN or Inf. Waits for the device where it has to."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
+        frames: dict[Role, Frame] = {}
+        counted = [part.frames() for part in self._parts]
+        for role in Role:
+            if found := [frames_of[role] for frames_of in counted if role in frames_of]:
+                frames[role] = found[0] if len(found) == 1 else merged(found)
+        gradients = frames.pop(Role.WEIGHT_GRAD, None)
+        if gradients is None:
+            return frames, []
+        # A sharded gradient arrives without a hook: then backward's order is the reverse of names.
+        order = dict.fromkeys((*self._reached, *sorted(gradients.modules, reverse=True)))
+        names = self._names
+        bad = weights.nonfinite(gradients, order, lambda i: names[i].name)
+        kept = [i for i, p in enumerate(gradients.modules) if names[p].is_counted]
+        if kept:
+            own = replace(
+                gradients,
+                modules=tuple(gradients.modules[i] for i in kept),
+                dtypes=tuple(gradients.dtypes[i] for i in kept),
+                rows=gradients.rows[kept],
+            )
+            frames[Role.WEIGHT_GRAD] = weights.by_module(own, lambda i: names[i].owner)
+        return frames, bad
 
 
 class TappedHistograms:

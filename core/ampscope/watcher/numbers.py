@@ -4,10 +4,11 @@ A norm reads each gradient once. Norms of small dense tensors on a CPU are taken
 kernel in fp64, others by torch in fp32. One that is not finite is looked at again: squares of
 finite fp32 numbers overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
-On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway
-(unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
-travel while the training goes on and are read a step later (:class:`Readout`), when the gradients
-are gone: a norm that overflowed fp32 then counts as not finite.
+On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway,
+so with a scaler the numbers are read behind that. Without one, and with a fused optimizer, for
+which GradScaler does not wait, they travel while the training goes on and are read a step later
+(:class:`Readout`), when the gradients are gone: a norm that overflowed fp32 then counts as not
+finite.
 
 The training's own clip of the norm is noted here too (:class:`Clips`).
 """
@@ -66,9 +67,11 @@ class Readout:
         weights: Sequence[Tensor] = (),
         clip: Clip | None = None,
         scaler: Sequence[Tensor] = (),
+        lr: Tensor | None = None,
     ) -> None:
         """``known`` has a norm for each of ``positions``; ``coming`` those that are not known, by
-        their place among these. ``scaler``: numbers of the GradScaler that come along."""
+        their place among these. ``scaler``: numbers of the GradScaler that come along; ``lr``: a
+        learning rate that does."""
         self._positions = positions
         self._known = known
         self._missing = list(coming)
@@ -87,6 +90,8 @@ class Readout:
             parts.append(clip.norm.reshape(()))
         self._scaler = slice(len(parts), len(parts) + len(scaler))
         parts += [number.detach().reshape(()) for number in scaler]
+        self._lr = None if lr is None else len(parts)
+        parts += [] if lr is None else [lr.detach().reshape(())]
         parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
         self._copies: list[Tensor] = []
         self._order: list[int] = []
@@ -128,6 +133,11 @@ class Readout:
         """The GradScaler's numbers, in the order in which they were given. Waits for the device
         where it has to."""
         return self._read()[self._scaler].tolist() if self._scaler.stop > self._scaler.start else []
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate, where it came along. Waits for the device where it has to."""
+        return None if self._lr is None else float(self._read()[self._lr])
 
     @property
     def unclipped(self) -> float | None:
@@ -174,6 +184,11 @@ class JoinedReadout:
         return [norm for part in self._parts for norm in part.weights]
 
     @property
+    def lr(self) -> float | None:
+        """That of the first."""
+        return self._parts[0].lr
+
+    @property
     def unclipped(self) -> None:
         """None: each of them saw a part of the gradients."""
         return None
@@ -203,10 +218,11 @@ def read_numbers(
     weights: Sequence[Tensor] = (),
     clip: Clip | None = None,
     scaler: Sequence[Tensor] = (),
+    lr: Tensor | None = None,
 ) -> Readout:
     """Start reading the norms of gradients, by position, of some weights, the loss, what a ``clip``
-    of these gradients found, and numbers of a ``scaler``. A gradient that cannot be read has no
-    norm.
+    of these gradients found, numbers of a ``scaler``, and a learning rate. A gradient that cannot
+    be read has no norm.
 
     On CUDA that launches, of tensors of one dtype, one norm of all and one op that puts the numbers
     into one tensor, which travels in one copy.
@@ -216,7 +232,7 @@ def read_numbers(
     if not unknown:
         own = len(gradients)
         return Readout(
-            tuple(gradients), known[:own], {}, loss, known[own:].tolist(), (), clip, scaler
+            tuple(gradients), known[:own], {}, loss, known[own:].tolist(), (), clip, scaler, lr
         )
     others, unreadable = _Others(), set()
     for place in np.flatnonzero(known == UNKNOWN).tolist():
@@ -242,6 +258,7 @@ def read_numbers(
         [norms[place] for place in later if place in norms],
         clip,
         scaler,
+        lr,
     )
 
 
@@ -279,9 +296,10 @@ def in_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
     return parts
 
 
-def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
+def checked(norms: Norms, gradients: dict[int, Tensor], scale: float = 1.0) -> Norms:
     """With the norms of finite gradients that overflowed fp32 taken again in fp64, and only those
-    that hold NaN or Inf left as suspects. Waits for the device; only called when there are any."""
+    that hold NaN or Inf left as suspects. ``scale``: by which the gradients were divided since
+    their norms were taken. Waits for the device where there are suspects."""
     if not norms.suspects:
         return norms
     values, suspects = norms.values.copy(), []
@@ -292,8 +310,8 @@ def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
         if held is None or not bool(torch.isfinite(held).all()):
             suspects.append(position)
             continue
-        wide = torch.linalg.vector_norm(held, dtype=torch.float64)
-        values[places[position]] = float(wide) if math.isfinite(float(wide)) else math.inf
+        wide = float(torch.linalg.vector_norm(held, dtype=torch.float64)) * scale
+        values[places[position]] = wide if math.isfinite(wide) else math.inf
     return Norms(norms.positions, values, tuple(suspects))
 
 

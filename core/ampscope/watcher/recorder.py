@@ -55,6 +55,10 @@ class Recorder:
         """Call ``call`` in the thread whenever it has written; it replaces an earlier one."""
         self._flushed = call
 
+    def machine(self, machine: Machine) -> None:
+        """Where the run takes place, when that has changed before its first step."""
+        self._put(lambda: self._writer.wait_for(machine))
+
     def modules(self, records: Sequence[ModuleRecord]) -> None:
         """The modules of all models."""
         self._put(lambda: self._writer.add_modules(records))

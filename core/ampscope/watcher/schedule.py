@@ -10,7 +10,8 @@ streak is a power of two: a run that stays NaN overnight has nothing new to say 
 
 Histograms of a small model may take as long as its step. Where the caller named no interval, they
 may take :data:`FREE_S` seconds in all, and from then on :data:`SHARE` of the training's time: the
-next due round at which they have taken less is recorded. A short run gets every one of them.
+next due round at which they have taken less is recorded. A short run gets every one of them. The
+first ones are free: they load, compile and allocate what later ones find.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Schedule:
         self.every = EVERY if every is None else every  # rounds; 0: none unless a step goes bad
         self._is_bounded = every is None
         self._spent_s = self._trained_s = 0.0
+        self._has_first = False  # histograms were taken
         self._round = -1  # the last that was recorded because it was due
         self._recorded = 0  # rounds, for the same reason
         self._tight_until = -1
@@ -64,7 +66,8 @@ class Schedule:
 
     def took(self, histograms_s: float, step_s: float) -> None:
         """A step that took ``step_s`` seconds is over; of these its histograms took so many."""
-        self._spent_s += histograms_s
+        self._spent_s += histograms_s if self._has_first else 0.0
+        self._has_first |= histograms_s > 0
         self._trained_s += step_s
 
     @property

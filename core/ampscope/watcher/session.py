@@ -7,7 +7,9 @@
     end            the step's record, and the alarms that begin with it, go to the recorder; the
                    schedule of the next step; the user is told of the alarms
 
-On CUDA without a scaler nothing waits for the norms: a step is finished while the next one runs.
+On CUDA nothing waits for the norms but behind a wait of GradScaler's own, and nothing for the
+histograms of a good step. What has not arrived is read while the next step runs, and the step is
+finished then.
 
 Also here: what a watched run says of itself.
 """
@@ -32,6 +34,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import tensor_table
+from ampscope.capture.exponent_count import prepare
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
@@ -39,7 +42,7 @@ from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
-from ampscope.runner.device import describe, peak_bytes, sample_telemetry
+from ampscope.runner.device import describe, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
@@ -48,7 +51,14 @@ from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import Place, WatchedModels
-from ampscope.watcher.numbers import Clips, checked, first_nonfinite, in_parts, read_numbers
+from ampscope.watcher.numbers import (
+    Clips,
+    Readout,
+    checked,
+    first_nonfinite,
+    in_parts,
+    read_numbers,
+)
 from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
@@ -72,6 +82,11 @@ UNSEEN_TEXT = (
     "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
     "alarm can ring. Call optimizer.step() outside of what torch.compile compiles."
 )
+CAPTURED_TEXT = (
+    "A CUDA graph is recorded (torch.cuda.graph, make_graphed_callables): what runs in it is not "
+    "seen, neither while it is recorded nor at any replay, which runs no Python. Steps outside of "
+    "it are recorded as ever."
+)
 
 
 class Session(TrainingListener):
@@ -87,8 +102,8 @@ class Session(TrainingListener):
         self._models, self.place = models, place
         self._device = models.parameters[0].tensor.device
         spec, machine = run_of(models, place, settings, self._device)
-        self.recorder = Recorder(path, spec, machine)
-        self.guard = guard = Guard(self._gave_up)
+        self._spec, self.recorder = spec, Recorder(path, spec, machine)
+        self.guard = guard = Guard(self._gave_up, partial(self._unseen, CAPTURED_TEXT))
         self._webhook = (
             Webhook(settings.webhook, self._webhook_failed) if settings.webhook else None
         )
@@ -100,7 +115,7 @@ class Session(TrainingListener):
         self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
-        inside = TappedHistograms(models, guard, self._inside_note) if settings.taps else None
+        inside = TappedHistograms(models, guard, self._unseen) if settings.taps else None
         self._histograms = StepHistograms(models, guard, inside)
         self._flight = FlightRecorder(models, threads, guard)
         self.capsule_store = CapsuleStore(
@@ -114,9 +129,10 @@ class Session(TrainingListener):
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
-        self._peak = Peak(self._device)
-        # A step whose numbers are on their way from the device, and what it ran.
-        self._late: tuple[Ended, list[Forward]] | None = None
+        # A step whose numbers or histograms are on their way from the device, what it ran, and its
+        # losses.
+        self._late: tuple[Ended, list[Forward], Present] | None = None
+        self._late_alarms: list[Event] = []  # to be reported at the end of the present step
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
         self._smallest = min(trained, key=Tensor.numel, default=None)
@@ -134,13 +150,34 @@ class Session(TrainingListener):
         self.recorder.modules(self._models.records())
         for note in notes(self._models, self.place, taps=self._histograms.inside is not None):
             self.recorder.event(note)
-        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
-            run = self.recorder.path, self.recorder.run_id
-            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
+        self._sample()
         self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
         if self._device.type == "cpu":
             self.guard.call(tensor_table.works)  # compiles now, and not within a step
+        self._prepare()
         self.attach(0)
+
+    def _prepare(self) -> None:
+        for device in dict.fromkeys(p.tensor.device for p in self._models.parameters):
+            if text := prepare(device):
+                self.recorder.event(Event(0, "note", "exponent counter", text))
+
+    def _sample(self) -> None:
+        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
+            run = self.recorder.path, self.recorder.run_id
+            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
+
+    def _locate(self) -> None:
+        """The model may have moved to a device after watch()."""
+        device = self._models.parameters[0].tensor.device
+        if device == self._device:
+            return
+        self._device = device
+        machine = describe(self._spec, device)
+        self.recorder.machine(machine)
+        self.bad.policy = machine.policy
+        self._sample()
+        self._prepare()
 
     def attach(self, step: int) -> None:
         """All instruments on; the next step is number ``step``."""
@@ -173,7 +210,8 @@ class Session(TrainingListener):
                 self._webhook.close()
             self.recorder.close(state, message)
 
-    def _inside_note(self, text: str) -> None:
+    def _unseen(self, text: str) -> None:
+        """Say once what of this training cannot be seen."""
         self.recorder.event(Event(self.now.step, "note", "cannot be seen", text))
         warn(text)
 
@@ -209,8 +247,7 @@ class Session(TrainingListener):
                 self._first = now.clone()
             elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
                 self._has_warned = True
-                self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
-                warn(UNSEEN_TEXT)
+                self._unseen(UNSEEN_TEXT)
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
@@ -232,31 +269,66 @@ class Session(TrainingListener):
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
         started, step = time.perf_counter(), self.now.step
+        if not self._has_stepped:
+            self._locate()
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
             loss, weights = self.now.take_loss(), self._some_weights(step)
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
             numbers = scaler_numbers(scaler)
-            read = Reading(read_numbers(gradients, loss, weights, clip, numbers))
+            rate = lr_on_device(optimizer)
+            read = Reading(
+                read_numbers(gradients, loss, weights, clip, numbers, rate), scaler=scaler
+            )
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
-        read.read_scaler(scaler)
-        read.is_search = scaler is not None and read.is_loss_bad and self.now.is_search
-        held = self._flight.forwards
-        if scaler is not None or read.readout.is_immediate:  # GradScaler waits here anyway
-            with no_dispatch():
-                read.norms = checked(read.readout.norms(), gradients)
-            if read.is_bad:
-                if self.schedule.is_news:
-                    self._histograms.count_bad(optimizer)
-                if not in_backward():  # otherwise once the last parameter has been reached
-                    read.events += self.bad.examine(step, read, held, is_late=False)
+        self._late_alarms += self._finish_late()  # before the weights change again
+        if read.readout.is_immediate or (
+            scaler is not None and not self._can_wait(optimizer, numbers)
+        ):
+            self._judge(optimizer, read, is_unscaled=False)
         if step in self.referenced and in_backward():
             self.referenced.discard(step)
             read.run_again(INSIDE_TEXT, step)
         elif step in self.referenced:
             self.referenced.discard(step)
-            read.run_again(self.bad.reference(held, read.scale), step)
+            read.run_again(self.bad.reference(self._flight.forwards, read.scale), step)
+        self.now.own_s += time.perf_counter() - started
+
+    def _can_wait(self, optimizer: Optimizer, numbers: list[Tensor]) -> bool:
+        """Whether the numbers of a step with a scaler may be read later than before ``unscale_``:
+        behind the wait in ``scaler.step``, or a step later where a fused optimizer has none. What a
+        script does between its own ``unscale_`` and ``scaler.step``, as a clip, may make gradients
+        bad that were not: then their numbers, if anything is bad, are needed before."""
+        if in_backward() or self.now.step in self.referenced or not numbers:  # the scaler's
+            return False
+        return is_fused(optimizer) or self._events.is_in_scaler_step
+
+    def _judge(self, optimizer: Optimizer, read: Reading, *, is_unscaled: bool) -> None:
+        """Read the numbers, and see to it that a bad step is kept while its gradients are here.
+        ``is_unscaled``: the gradients have been, since their norms were taken."""
+        has_scaler = read.scaler is not None
+        read.read_scaler()
+        read.is_search = has_scaler and read.is_loss_bad and self.now.is_search
+        read.norms = read.readout.norms()
+        if read.norms.suspects:
+            scale = (is_unscaled and read.scale) or 1.0
+            with no_dispatch():
+                read.norms = checked(read.norms, self._optimizers.gradients(optimizer), scale)
+        if read.is_bad:
+            if self.schedule.is_news:
+                self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
+            if not in_backward():  # otherwise once the last parameter has been reached
+                forwards = self._flight.forwards
+                read.events += self.bad.examine(self.now.step, read, forwards, is_late=False)
+
+    def _judge_behind_wait(self, optimizer: Optimizer) -> None:
+        """GradScaler has just waited for what it found in the gradients, and unscaled them."""
+        read = self._readings.get(id(optimizer))
+        if read is None or read.scaler is None or is_fused(optimizer):
+            return
+        started = time.perf_counter()
+        self._judge(optimizer, read, is_unscaled=True)
         self.now.own_s += time.perf_counter() - started
 
     def _some_weights(self, step: int) -> list[Tensor]:
@@ -268,6 +340,7 @@ class Session(TrainingListener):
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
+        self._judge_behind_wait(optimizer)
         self._histograms.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -280,14 +353,23 @@ class Session(TrainingListener):
         self._histograms.drop(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
 
-    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """The step is over, taken or skipped. Optimizers that step while backward runs, each as
         soon as its parameter is reached, make one step together."""
         self._has_stepped = True
+        self._judge_behind_wait(optimizer)  # of a step that was skipped
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
-        if not skipped and (clip := self._clips.take(self._optimizers.with_gradients(optimizer))):
+        left_out: bool | Readout
+        with no_dispatch():
+            if isinstance(skipped, Tensor) and read.norms is None:
+                left_out = read_numbers({}, skipped)
+            else:
+                left_out = bool(skipped)
+        if left_out is not True and (
+            clip := self._clips.take(self._optimizers.with_gradients(optimizer))
+        ):
             read.clipped_to = clip.limit  # after the gradients were read
-        part = Part(optimizer, read, skipped, stalled)
+        part = Part(optimizer, read, left_out, stalled)
         if not in_backward():
             self._step_ended([part], inside=False)
             return
@@ -307,17 +389,20 @@ class Session(TrainingListener):
         started, now = time.perf_counter(), self.now
         optimizers = [part.optimizer for part in parts]
         models = set().union(*map(self._optimizers.models, optimizers))
-        read, skipped = as_one(parts), any(part.skipped for part in parts)
+        read, skipped = as_one(parts), parts[0].skipped
+        if len(parts) > 1:
+            skipped = any(part.skipped for part in parts)
         if inside and read.norms is not None and read.is_bad:
             read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
-        frames, nonfinite = self._histograms.take(optimizers, read.scale or 1.0)
+        counted = self._histograms.take(optimizers, read.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
         self.schedule.took(counting_s, started - now.began)
         own_s = now.own_s + counting_s + self._flight.time.take()
         step_time_s = max(started - now.began - own_s, 0.0)
+        lr = lr_of(optimizers[0]) if lr_on_device(optimizers[0]) is None else None
         ended = Ended(
-            now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
-            self._peak.bytes(started), time.time(), frames, nonfinite,
+            now.step, read, skipped, lr, step_time_s, own_s,
+            self._flight.peaks.bytes(self._device), time.time(), counted,
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
@@ -325,9 +410,11 @@ class Session(TrainingListener):
         unread = read.norms is not None and not read.is_bad and read.again is None
         self._flight.drop(models, unread=unread)
         self.bad.end_step()
-        alarms = self._finish_late()
+        alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
         if read.norms is None:
-            self._late = ended, forwards
+            self._late = ended, self._let_go(forwards), now
+        elif not counted.is_here and not ended.is_bad:
+            self._late = ended, [], now
         else:
             alarms += self._finish(ended)
         if self._state is not None:
@@ -396,12 +483,28 @@ class Session(TrainingListener):
         """Finish the step that waits, whose numbers have had a whole step's time to arrive."""
         if self._late is None:
             return []
-        (ended, forwards), self._late = self._late, None
+        (ended, forwards, present), self._late = self._late, None
+        was_judged = ended.reading.norms is not None
+        has_scaler = ended.reading.scaler is not None
+        ended = ended.arrived()
         read = ended.reading
-        read.norms = read.readout.norms()
-        if read.is_bad:
-            read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
+        if not was_judged:
+            read.is_search = has_scaler and read.is_loss_bad and present.is_search
+            if read.is_bad:
+                is_late = not ended.skipped  # a step that was skipped has left the weights alone
+                read.events += self.bad.examine(ended.step, read, forwards, is_late=is_late)
         return self._finish(ended)
+
+    def _let_go(self, forwards: list[Forward]) -> list[Forward]:
+        """These wait while the next step runs, whose peak large inputs would raise. While steps go
+        bad all are kept."""
+        if self.bad.is_in_streak:
+            return forwards
+        room, kept = self._flight.peaks.held_bytes(self._device), list[Forward]()
+        for forward in reversed(forwards):
+            room -= forward.input_bytes
+            kept.insert(0, forward if room >= 0 else forward.without_inputs())
+        return kept
 
     def _finish(self, ended: Ended) -> list[Event]:
         """Judge the step and record it; returns the alarms that begin with it."""
@@ -506,21 +609,16 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
     return [Event(0, "note", "cannot be seen", text) for text in found]
 
 
-class Peak:
-    """Peak memory of a device so far. A CPU's is read from a file, so short steps share a look."""
+def lr_on_device(optimizer: Optimizer) -> Tensor | None:
+    """Its first group's learning rate, where that is a number on a device (a capturable one)."""
+    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    return rate if isinstance(rate, Tensor) and not rate.is_cpu and rate.numel() == 1 else None
 
-    EVERY_S = 0.1
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._bytes = 0
-        self._next = 0.0
-
-    def bytes(self, now: float) -> int:
-        """At ``now``, as `time.perf_counter` has it."""
-        if now >= self._next or self._device.type != "cpu":
-            self._bytes, self._next = peak_bytes(self._device), now + self.EVERY_S
-        return self._bytes
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether GradScaler lets it find out by itself, on the device, that a step is to be left
+    out."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def tightened(step: int) -> Event:

@@ -28,6 +28,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.watcher.flight import Past
+from ampscope.watcher.histograms import Counted
 from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined, read_numbers
 from ampscope.watcher.replay import Replay
 
@@ -114,10 +115,12 @@ class Reading:
     again: Replay | None = None  # the step run again beside fp32, where that was asked for
     clipped_to: float | None = None  # the script's clip since then, by the 2-norm
     is_search: bool = False  # a loss that is not finite is so because the scale was too high
+    scaler: Any = None  # whose numbers were not read yet
 
-    def read_scaler(self, scaler: Any) -> None:
-        """Before the optimizer steps, when GradScaler waits for the device anyway: a value read
+    def read_scaler(self) -> None:
+        """Before it updates its scale, or with the numbers that were on their way: a value read
         afterwards would wait for the whole step. See :func:`scaler_numbers`."""
+        scaler, self.scaler = self.scaler, None
         if scaler is None:
             return
         if isinstance(self.readout, Readout) and (known := self.readout.scaler):
@@ -156,7 +159,7 @@ class Part:
 
     optimizer: Optimizer
     reading: Reading
-    skipped: bool
+    skipped: bool | Readout  # the loss of a readout is not zero where it was skipped
     stalled: float | None = None
 
 
@@ -180,20 +183,30 @@ def as_one(parts: Sequence[Part]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One step that is over. It holds numbers only: the recorder may keep it waiting."""
+    """One step that is over. It holds numbers only, once its frames were read: the recorder may
+    keep it waiting."""
 
     step: int
     reading: Reading
-    skipped: bool
-    lr: float
+    skipped: bool | Readout  # see Part; of a step that is finished it is known
+    lr: float | None  # None: it comes with the reading
     step_time_s: float
     overhead_s: float
     peak_bytes: int
     ended_at: float  # seconds since the epoch
-    frames: dict[Role, Frame]
-    nonfinite: list[NonFiniteRecord]
+    counted: Counted
     optimizer: int = 0  # its id
     stalled: float | None = None  # share of half-precision weights that moved in a long span
+
+    @property
+    def frames(self) -> dict[Role, Frame]:
+        """The step's histograms. Waits for the device where it has to."""
+        return self.counted.frames
+
+    @property
+    def nonfinite(self) -> list[NonFiniteRecord]:
+        """The parameters whose gradients held NaN or Inf. Waits for the device where it has to."""
+        return self.counted.nonfinite
 
     @property
     def has_bad_weight(self) -> bool:
@@ -203,11 +216,30 @@ class Ended:
     @property
     def is_bad(self) -> bool:
         """Something was not finite, or GradScaler found it so."""
-        return self.skipped or self.reading.is_bad
+        return bool(self.skipped) or self.reading.is_bad
+
+    def arrived(self) -> Ended:
+        """As it is when the numbers that were on their way have arrived. Waits for the device where
+        it has to."""
+        read, skipped, frames = self.reading, self.skipped, self.frames
+        if read.norms is None:
+            read.norms = read.readout.norms()
+        read.read_scaler()
+        if isinstance(skipped, Readout):
+            skipped = bool(skipped.loss)
+        if read.scale is not None:
+            for role, frame in frames.items():
+                if role.is_gradient:
+                    frames[role] = dataclasses.replace(frame, scale=read.scale)
+        if skipped:  # it moved nothing, and clipped what was thrown away
+            frames.pop(Role.UPDATE, None)
+            read.clipped_to = None
+        return dataclasses.replace(self, skipped=skipped)
 
     def record(self) -> StepRecord:
         """For the store."""
-        read = self.reading
+        read, skipped = self.reading, bool(self.skipped)
+        lr = read.readout.lr if self.lr is None else self.lr
         norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
         unclipped = read.readout.unclipped
         if unclipped is not None:
@@ -218,10 +250,10 @@ class Ended:
             step=self.step,
             loss=read.readout.loss,
             scale=read.scale,
-            growth_counter=None if read.growth is None else read.growth.after(skipped=self.skipped),
-            skipped=self.skipped,
+            growth_counter=None if read.growth is None else read.growth.after(skipped=skipped),
+            skipped=skipped,
             grad_norm=norm,
-            lr=self.lr,
+            lr=math.nan if lr is None else lr,
             step_time_s=self.step_time_s,
             overhead_s=self.overhead_s,
             peak_bytes=self.peak_bytes,

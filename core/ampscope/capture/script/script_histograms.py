@@ -79,6 +79,11 @@ class ScriptHistograms:
         self.models.close()
 
     @property
+    def note(self) -> str:
+        """Why counting was slow, or nothing."""
+        return self._counts.note
+
+    @property
     def traces(self) -> bool:
         """Whether the ops of this step are wanted."""
         return _is_due(self._step, self._cadence.trace)
