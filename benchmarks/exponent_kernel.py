@@ -181,7 +181,7 @@ def variants(counter: DeviceCounter, tensors: list[Tensor]) -> dict[str, Callabl
     return {
         f"{VARIANT} {' '.join(f'{k}={v}' for k, v in variant._asdict().items())}":
             partial(exponent_cuda.launch, entries, counts, variant)
-        for variant in getattr(exponent_cuda, "VARIANTS", ())
+        for variant in exponent_cuda.VARIANTS
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ import torch
 from contest import setting
 from overhead_contestants import Contestant, Session, ampscope_contestants
 from overhead_peers import peers
-from overhead_watch import DEFAULT, telemetry_contestant, watch_contestants
+from overhead_watch import DEFAULT, FILLS_MS, telemetry_contestant, watch_contestants
 from overhead_watch import GOALS as WATCH_GOALS
 from torch._dynamo.utils import counters
 
@@ -123,9 +123,12 @@ def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> 
         else:
             moved = None
             own = CONTESTANTS[what](session)
-        goals = {**WATCH_GOALS[device], **PROBE_GOALS}
         others, absent = ({}, ["all: --alone"]) if asked.alone else peers(session)
         lines = ratios(session, own | others, rounds)
+    kind = device
+    if device == "cuda" and lines["bare step"]["ms"][1] < FILLS_MS:  # type: ignore[index]  # a list
+        kind = "cuda, launches"
+    goals = {**WATCH_GOALS[kind], **PROBE_GOALS}
     verdicts = {name: verdict(lines[name], goal) for name, goal in goals.items() if name in lines}
     return {
         "model": model,

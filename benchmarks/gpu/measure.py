@@ -351,7 +351,7 @@ def counter_compiled(part: Part) -> Entry:
     started = time.perf_counter()
     counter = exponent_count.DeviceCounter(torch.device(part.device))
     counter.add(torch.zeros(8, device=part.device), 0)
-    counter.collect()
+    counter.collect().rows()
     seconds = time.perf_counter() - started
     part.figure("compile", round(seconds, 2), "s")
     entry: Entry = {"compile_s": round(seconds, 2), "numba": "imported"}
@@ -360,10 +360,8 @@ def counter_compiled(part: Part) -> Entry:
     except Exception as error:
         entry["numba"] = f"{type(error).__name__}: {error}"
     if not part.dry:
-        works = exponent_count._triton_works(counter.device)
-        reason = getattr(exponent_count, "triton_problem", None)
-        entry |= {"triton": works, "reason": reason(counter.device) if reason else ""}
-        entry["status"] = 0 if works else 1
+        reason = exponent_count.triton_problem(counter.device)
+        entry |= {"triton": not reason, "reason": reason, "status": int(bool(reason))}
     return entry
 
 

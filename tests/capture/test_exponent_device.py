@@ -216,7 +216,7 @@ def test_one_tensor_is_one_launch_without_a_copy_to_the_device(
 
     pinned: list[Tensor] = []
     monkeypatch.setattr(exponent_cuda, "_count", Kernel())
-    monkeypatch.setattr(exponent_count, "_triton_works", lambda device: True)
+    monkeypatch.setattr(exponent_count, "triton_problem", lambda device: "")
     monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

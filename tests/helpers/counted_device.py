@@ -156,10 +156,12 @@ class CountedDevice(TorchDispatchMode):
             loading.setitem(sys.modules, name, module)
         patch.setitem(sys.modules, name, module)
         patch.setattr(capture, "exponent_cuda", module, raising=False)
-        works = exponent_count._triton_works
-        patch.setattr(
-            exponent_count, "_triton_works", lambda device: device.type == "cuda" or works(device)
-        )
+        asked = exponent_count.triton_problem
+
+        def problem(device: torch.device) -> str:
+            return "" if device.type == "cuda" else asked(device)
+
+        patch.setattr(exponent_count, "triton_problem", problem)
 
     def is_on_host(self, tensor: Tensor) -> bool:
         return tensor in self._host

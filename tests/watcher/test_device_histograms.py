@@ -41,7 +41,7 @@ def trained(
         if fake:
             patch.setattr(torch.cuda, "current_stream", lambda *args: STREAM)
             patch.setattr(Tensor, "record_stream", lambda *args: None)
-            patch.setattr(exponent_count, "_triton_works", lambda device: False)  # torch counts
+            patch.setattr(exponent_count, "triton_problem", lambda device: "none here")
         for device.step, batch in enumerate(batches[:ends_at]):
             optimizer.zero_grad()
             loss = model(batch).square().mean()

@@ -155,7 +155,7 @@ class DeviceCounter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._lock = threading.Lock()
-        self._triton = _triton_works(device)
+        self._triton = not triton_problem(device)
         self._counts = self._new_counts(FIRST_ROWS)
         self._rows = 0  # rows in use
         self._waiting: list[_Waiting] = []
@@ -339,7 +339,3 @@ def triton_problem(device: torch.device) -> str:
     except Exception as error:  # of any kind: a Triton that does not fit this machine
         return in_words(error)
     return exponent_cuda.problem(device)
-
-
-def _triton_works(device: torch.device) -> bool:
-    return not triton_problem(device)
