@@ -96,7 +96,10 @@ class OneLaunch:
 
     def flush(self) -> None: ...
 
-    def collect(self) -> Raw:
+    def collect(self) -> OneLaunch:
+        return self
+
+    def rows(self) -> Raw:
         return np.zeros((0, RAW_LEN), np.int64)
 
 

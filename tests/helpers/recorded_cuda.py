@@ -98,6 +98,7 @@ def record(torch: Any) -> None:
     for name in [name for name in dir(torch._C) if name.startswith("_cuda_")]:
         setattr(torch._C, name, recorded(name))
     torch.cuda.get_device_properties = properties
+    torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda._cudart = object()
     torch.cuda.default_generators = [torch.Generator() for _ in UUIDS]
     torch.cuda._raw_device_count_nvml = lambda: len(UUIDS)
