@@ -332,9 +332,8 @@ class TrainingEvents(StepListener):
         self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this step
         self._scaled: list[_Scaled] = []  # since the last backward
         self._is_open = False
-        self.is_in_scaler_step = (
-            False  # which unscales and steps, with no code of the script's between
-        )
+        # Inside scaler.step, which unscales and steps with no code of the script's between.
+        self.is_in_scaler_step = False
 
     def __enter__(self) -> TrainingEvents:
         self._is_open = True
