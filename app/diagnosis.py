@@ -283,8 +283,9 @@ def _named(heads: list[RunInfo]) -> RunInfo | None:
 
 
 def _chosen(key: str) -> None:
-    links.keep("run", st.session_state[key])
-    links.keep("step", None)
+    if links.is_moved("diagnosis", key):
+        links.keep("run", st.session_state[key])
+        links.keep("step", None)
 
 
 def _label(run: RunInfo) -> str:
@@ -768,7 +769,8 @@ def _pick_step(run: RunView, asked: str | None) -> int | None:
 
 def _step_chosen(key: str) -> None:
     chosen = st.session_state[key]
-    links.keep("step", None if chosen == ALL else chosen)
+    if links.is_moved("measured-step", key):
+        links.keep("step", None if chosen == ALL else chosen)
 
 
 def _tables(run: RunView, step: int | None) -> None:

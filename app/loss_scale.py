@@ -15,7 +15,7 @@ import streamlit as st
 from ampscope.analysis import underflow
 from ampscope.analysis.skips import BadStep, SkipCause, bad_steps, skip_causes
 from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
-from ampscope.diagnosis.result import without_bf16
+from ampscope.diagnosis.result import gpu_that_emulates_bf16
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.observations import Call
@@ -431,7 +431,7 @@ def draw_windows(run: RunInfo) -> None:
     if common is not None:
         what = "output gradients" if weights is None else "output and weight gradients"
         said = sentence(common, names, FP16.name, what, underflow.excluded_modules(frame, FP16))
-        chart.see(f"{said} {_opens(common, names, not without_bf16(run))}".strip())
+        chart.see(f"{said} {_opens(common, names, not gpu_that_emulates_bf16(run))}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
     table = pd.DataFrame(
         {
@@ -494,7 +494,7 @@ _CALLS = {
 
 def _advised(run: RunInfo, given: lab.Advice) -> str:
     exponent = math.log2(given.initial_scale)
-    or_bf16 = "" if without_bf16(run) else ", or use bf16"
+    or_bf16 = "" if gpu_that_emulates_bf16(run) else ", or use bf16"
     if exponent < 0:
         return (
             f"No loss scale of 1 or more keeps these gradients in fp16: {given.scale_reason}. They "

@@ -136,7 +136,7 @@ class Conductor:
             state["status"] = "failed" if state["exit"] else "ok"
         except subprocess.TimeoutExpired:
             state["status"] = "time over"
-        end_trees({host.pid for host in self._host.values()})
+        end_trees(self._host_processes())
         process.wait()
         state["seconds"] = round(time.monotonic() - started, 1)
         self._keep(name, PARTS[name].file, state)
@@ -166,6 +166,17 @@ class Conductor:
     def _start_host(self, name: str) -> None:
         limit_s = sum(PARTS[part].seconds for part in BESIDE_HOST_WORK)
         self._host[name] = self._started(name, limit_s * (DRY_FACTOR if self._dry else 1))
+
+    def _host_processes(self) -> set[int]:
+        """Of the host's work, with what it has started and left to this process: that has its
+        temporary folder."""
+        found = {host.pid for host in self._host.values()}
+        folders = tuple(str(self._work / name) for name in self._host)
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if folders and child.environ().get("TMPDIR", "").startswith(folders):
+                    found.add(child.pid)
+        return found
 
     def _end_host(self, *, waits: bool = False) -> None:
         """In a dry run it may take its time, too: nothing is timed there."""

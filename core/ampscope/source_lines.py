@@ -50,7 +50,8 @@ class SourceLines:
 
     def __init__(self, own: str = "") -> None:
         self._own = own
-        self._behind = _NOWHERE  # where the call stands on whose behalf another thread works
+        # Where the calls stand on whose behalf other threads may work, the newest last.
+        self._behind = [_NOWHERE]
         self._is_user: dict[str, bool] = {}  # by file
         self._packages: dict[str, bool] = {}
 
@@ -65,18 +66,19 @@ class SourceLines:
             if not library[0] and self._is_package(frame.f_code):
                 library = (frame.f_code.co_filename, frame.f_lineno)
             frame = frame.f_back
-        place, behind = self._behind
+        place, behind = self._behind[-1]
         return place, library if library[0] else behind
 
     def call_for(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function``, such as a backward pass, which may do its work in other threads: in
         those without a user frame the line that stands here is the line that runs. A backward pass
         on a device runs in a thread of autograd's own."""
-        before, self._behind = self._behind, self.places()
+        here = self.places()
+        self._behind.append(here)
         try:
             return function(*args, **kwargs)
         finally:
-            self._behind = before
+            self._behind.remove(here)  # not the last: another thread may have added its own
 
     def _is_package(self, code: CodeType) -> bool:
         name = code.co_filename
@@ -108,7 +110,7 @@ class SourceLines:
         """(file, line) of the innermost user frame, also of one that another thread works for; ("",
         0) when there is none."""
         frame = self.frame()
-        return self._behind[0] if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        return self._behind[-1][0] if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
     def _judge(self, filename: str) -> bool:
         if filename.startswith("<"):

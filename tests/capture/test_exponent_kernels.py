@@ -206,7 +206,7 @@ def no_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for cache in caches:
         cache.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(exponent_cpu, "machine", refuse)
+        patch.setattr(exponent_cpu, "compiled_kernel", refuse)
         yield
     for cache in caches:
         cache.cache_clear()

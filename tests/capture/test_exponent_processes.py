@@ -19,7 +19,9 @@ values, row = torch.ones(1 << 21), np.zeros(284, np.int64)
 count_into(values, row)
 assert row[150] == 1 << 21
 """
-KERNEL = "from ampscope.capture import exponent_cpu\nkernel = exponent_cpu._machine().kernel\n"
+KERNEL = (
+    "from ampscope.capture import exponent_cpu\nkernel = exponent_cpu.compiled_kernel().kernel\n"
+)
 
 
 def start_python(code: str, **environment: str) -> subprocess.Popen[str]:

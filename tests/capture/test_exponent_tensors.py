@@ -111,7 +111,7 @@ def test_a_tensor_without_memory_is_refused() -> None:
 
 def test_threads_share_a_tensor() -> None:
     """Large tensors are split over OpenMP's threads, by several callers at once."""
-    assert torch.get_num_threads() == 1 or exponent_cpu.machine().together is not None
+    assert torch.get_num_threads() == 1 or exponent_cpu.compiled_kernel().together is not None
     size = 5 * exponent_cpu.SPLIT + 12_345
     tensors = [torch.randn(size).to(dtype) for dtype in exponent_cpu.DTYPES]
     expected = [exponent_layout.count_flat(t).numpy() for t in tensors]
@@ -145,7 +145,7 @@ def test_any_number_of_threads_counts_the_same(threads: int) -> None:
 
 def test_a_thread_too_many_stays_out_of_the_rows() -> None:
     """A team may be larger than torch said; here no row is meant for the thread that comes."""
-    machine, values = exponent_cpu.machine(), torch.ones(100)
+    machine, values = exponent_cpu.compiled_kernel(), torch.ones(100)
     rows = np.zeros((1, oracle.ROW_LENGTH), np.int64)
     job = exponent_cpu.Job(0, 0, values.data_ptr(), 100, 4, 23, 0, 1, rows.ctypes.data, 0)
     machine.alone(ctypes.byref(job))
@@ -153,6 +153,6 @@ def test_a_thread_too_many_stays_out_of_the_rows() -> None:
 
 
 def test_without_openmp_the_caller_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = dataclasses.replace(exponent_cpu.machine(), together=None)
-    monkeypatch.setattr(exponent_cpu, "machine", lambda: alone)
+    alone = dataclasses.replace(exponent_cpu.compiled_kernel(), together=None)
+    monkeypatch.setattr(exponent_cpu, "compiled_kernel", lambda: alone)
     assert count(torch.ones(1 << 19))[ONE] == 1 << 19

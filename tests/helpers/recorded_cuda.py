@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 ANSWERS = {"_cuda_getDeviceCount": 2, "_cuda_getDevice": 1}  # of all others None
+# The argument that becomes the current device: torch's allocator does not restore it.
+MAKES_CURRENT = {"_cuda_setDevice": 0, "_cuda_setMemoryFraction": 1}
 QUIET = ("_cuda_isInBadFork",)  # asks torch alone
 UUIDS = ["GPU-aaaa", "GPU-bbbb"]
 MEMORY = 64 * 2**30  # bytes of each
@@ -76,6 +78,7 @@ class _AtTorch:
 def record(torch: Any) -> None:
     """From here on every call into CUDA is listed in ``torch.cuda.calls``."""
     calls: list[str] = []
+    answers = dict(ANSWERS)
     torch.cuda.calls = calls
 
     def recorded(name: str) -> Any:
@@ -84,7 +87,9 @@ def record(torch: Any) -> None:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             calls.extend([] if name in QUIET else [f"{name}{args}"])
-            return ANSWERS.get(name)
+            if name in MAKES_CURRENT:
+                answers["_cuda_getDevice"] = args[MAKES_CURRENT[name]]
+            return answers.get(name)
 
         return call
 

@@ -120,12 +120,13 @@ def test_a_memory_limit_bounds_the_gpus_once_the_script_starts_cuda(
 ) -> None:
     """A limit on the process's private memory is one under which CUDA does not start."""
     limit = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
-    text = f"{SHOW}\n{limit}\ntorch.cuda.init()\n{SHOW}\n"
+    text = f"{SHOW}\n{limit}\ntorch.cuda.init()\n{SHOW}\nprint('on', torch.cuda.current_device())"
     ran = runner(write_script(tmp_path, "train.py", text), memory_limit_mib=16 * 1024)
     before, after = calls(ran.out)
     assert before == ""
     assert [f"_cuda_setMemoryFraction(0.25, {n})" in after for n in (0, 1)] == [True, True]
     assert "\n-1\n" in ran.out.decode()  # RLIM_INFINITY
+    assert "on 1" in ran.out.decode()  # as without the limit
 
 
 def test_a_script_is_on_the_gpu_that_its_parameters_are_on(runner: Runner, tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_without_nvml_the_driver_answers_in_a_process_of_its_own(
 
 
 def test_an_allocator_that_knows_no_limit_ends_no_training(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An error in what is done as CUDA starts would be the script's."""
 
@@ -306,8 +307,10 @@ def test_an_allocator_that_knows_no_limit_ends_no_training(
     )
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", refuses)
     monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())
-    with pytest.warns(UserWarning, match="The memory limit does not hold: CUDAPluggable"):
-        device.limit_memory(1, "cuda")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    device.limit_memory(1, "cuda")
+    assert "CUDAPluggable" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("made", ["torch.nn.Parameter", "Placed"])

@@ -47,7 +47,7 @@ def count_into(tensor: Tensor, row: Raw) -> None:
             f"a row is a contiguous int64 vector of {RAW_LEN} counts, not {row.dtype} {row.shape}"
         )
     for flat, multiplicity in pieces(tensor):
-        compiled = _compiled() if flat.device.type == "cpu" else None
+        compiled = _numba()[0] if flat.device.type == "cpu" else None
         if compiled is not None and flat.dtype in compiled.DTYPES:
             compiled.count_flat(flat, multiplicity, row)
         else:
@@ -60,7 +60,7 @@ def count_small_into(tensor: Tensor, row: int) -> bool:
     a third of the time, and no dispatch mode hears of it."""
     if not is_dense(tensor) or not tensor.is_cpu or not tensor.is_contiguous():
         return False
-    compiled = _compiled()
+    compiled = _numba()[0]
     if compiled is None or tensor.dtype not in compiled.DTYPES or tensor.numel() >= compiled.SPLIT:
         return False
     if tensor.numel():
@@ -70,24 +70,19 @@ def count_small_into(tensor: Tensor, row: int) -> bool:
 
 def adopt_fork() -> None:
     """Say that this fork's parent never ran a parallel op, so that all cores may count here."""
-    compiled = _compiled()
+    compiled = _numba()[0]
     if compiled is not None:
         compiled.adopt_fork()
 
 
 @cache
-def _compiled() -> ModuleType | None:
-    """The numba counter; None where numba is missing or does not fit the installed NumPy."""
-    return _numba()[0]
-
-
-@cache
 def _numba() -> tuple[ModuleType | None, str]:
-    """The numba counter, compiled, or why there is none."""
+    """The numba counter, compiled; None and why, where numba is missing or does not fit the
+    installed NumPy."""
     try:
         from ampscope.capture import exponent_cpu
 
-        exponent_cpu.machine()
+        exponent_cpu.compiled_kernel()
     except Exception as error:  # numba raises errors of many kinds where it does not fit
         return None, in_words(error)
     return exponent_cpu, ""
@@ -124,7 +119,7 @@ def prepare(device: torch.device) -> str:
         )
     if took < SLOW_S:
         return ""
-    return f"The exponent counter was compiled for {device} in {took:.0f} s, before the first step."
+    return f"The exponent counter was compiled for {device} in {took:.0f} s."
 
 
 # Counts of one step, kept on the device: no synchronisation per tensor, one transfer at the end.
@@ -332,9 +327,9 @@ def triton_problem(device: torch.device) -> str:
         return f"it does not serve devices of the type {device.type}"
     if torch.version.hip is not None:
         return "it is made for NVIDIA's GPUs"  # its 32 bins assume warps of 32 threads
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
     try:
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
         from ampscope.capture import exponent_cuda
     except Exception as error:  # of any kind: a Triton that does not fit this machine
         return in_words(error)

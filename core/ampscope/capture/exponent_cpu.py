@@ -51,7 +51,7 @@ class _Machine:
 
 def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
     """Add the counts of a flat, contiguous CPU tensor of one of the ``DTYPES`` to ``row``."""
-    compiled, threads = machine(), torch.get_num_threads()
+    compiled, threads = compiled_kernel(), torch.get_num_threads()
     if flat.numel() < SPLIT or threads == 1 or compiled.together is None or os.getpid() != _team_of:
         count_small(flat, row.ctypes.data, multiplicity)
         return
@@ -67,7 +67,7 @@ def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
 def count_small(dense: Tensor, row: int, multiplicity: int = 1) -> None:
     """Add the counts of a contiguous CPU tensor of one of the ``DTYPES`` to the row at the address
     ``row``, in this thread alone."""
-    machine().alone(ctypes.byref(_job(dense, multiplicity, row)))
+    compiled_kernel().alone(ctypes.byref(_job(dense, multiplicity, row)))
 
 
 def _job(dense: Tensor, multiplicity: int, row: int) -> Job:
@@ -84,7 +84,7 @@ def adopt_fork() -> None:
 
 
 @cache
-def machine() -> _Machine:
+def compiled_kernel() -> _Machine:
     """The compiled kernel. The first call compiles it, or reads what was compiled before."""
     kernel = compile_kernel()
     alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)  # releases the GIL

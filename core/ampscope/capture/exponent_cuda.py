@@ -47,7 +47,7 @@ _REST = tl.constexpr(31)  # everything else
 _ALL = tl.constexpr(512)  # bins of a whole row, which `tl.histogram` wants as a power of two
 _ROW = tl.constexpr(RAW_LEN)
 _NO_WINDOW = tl.constexpr(1 << 20)  # below every exponent field
-# Of such arguments Triton would compile a kernel of its own for 1, and for multiples of 16.
+# Not specialized: Triton would compile further kernels for arguments that are 1 or multiples of 16.
 _OF_A_TENSOR = [
     "address", "count", "row", "width", "mantissa", "rank_offset", "infinity", "largest",
     "multiplicity",

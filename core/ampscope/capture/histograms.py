@@ -189,7 +189,7 @@ class Accumulator:
         self._counts: Raw = np.zeros((_FIRST_ROWS, RAW_LEN), np.int64)
         self._memory = self._counts, self._counts.ctypes.data
         self._devices: dict[torch.device, DeviceCounter] = {}
-        self._uses_cpu = False  # for a tensor that is not small, dense and contiguous
+        self._uses_cpu = False  # whether a large or strided tensor of the CPU was counted
 
     def add(self, role: Role, owner: int, tensor: Tensor, *, stable: bool = False) -> None:
         """Count every element of ``tensor``. ``stable``: no code writes to it before the next

@@ -85,11 +85,12 @@ def _of_attention(formula: Callable[..., int]) -> Callable[..., int]:
 
     def of(*args: Any, **kwargs: Any) -> int:
         shapes = [tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in args]
-        heads = max(len(s) == 4 and s[1] for s in shapes if isinstance(s, tuple))
-        return formula(
-            *((s[0], heads, *s[2:]) if isinstance(s, tuple) and len(s) == 4 else s for s in shapes),
-            **kwargs,
-        )
+        of_heads = [isinstance(s, tuple) and len(s) == 4 for s in shapes]
+        heads = max((s[1] for s, has in zip(shapes, of_heads, strict=True) if has), default=0)
+        same = [
+            (s[0], heads, *s[2:]) if has else s for s, has in zip(shapes, of_heads, strict=True)
+        ]
+        return formula(*same, **kwargs)
 
     return of
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 
 HALF = (torch.float16, torch.bfloat16)
+AUTOCAST_KINDS = ("cuda", "cpu", "mps", "xpu")  # of devices that have autocast
 PLAIN = frozenset({Tensor, Parameter, Buffer})  # torch's own: the object is the memory
 _NO_DISPATCH = Tensor.__torch_dispatch__  # of torch's own tensors and parameters
 _SPARSE = frozenset(

@@ -70,13 +70,13 @@ def _contained(rule: Rule, evidence: Evidence) -> Verdict:
     try:
         verdict = rule.check(evidence)
         if evidence.emulates_bf16:
-            verdict = _without_bf16(verdict)
+            verdict = _drop_bf16(verdict)
         return in_words_of(evidence.framework, verdict)
     except Exception as error:
         return Verdict(Status.ERRORED, f"{type(error).__name__}: {error}")
 
 
-def _without_bf16(verdict: Verdict) -> Verdict:
+def _drop_bf16(verdict: Verdict) -> Verdict:
     kept = tuple(control for control in verdict.fix.controls if control != "bf16")
     return dataclasses.replace(verdict, fix=dataclasses.replace(verdict.fix, controls=kept))
 

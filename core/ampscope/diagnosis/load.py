@@ -31,11 +31,11 @@ from ampscope.diagnosis.result import (
     CompiledRun,
     DiagnosisResult,
     Trial,
+    gpu_that_emulates_bf16,
     is_everything,
     report_of,
     trial_of,
     under_policy,
-    without_bf16,
 )
 from ampscope.errors import BadInput
 from ampscope.record_json import Check, Decoder, Refusal
@@ -86,7 +86,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
             del views[name]
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
-    evidence = Evidence(views, policy, emulates_bf16=bool(without_bf16(first)))
+    evidence = Evidence(views, policy, emulates_bf16=bool(gpu_that_emulates_bf16(first)))
     diagnosis = by_trials(judged(evidence), evidence)
     trials = []
     if diagnosis.findings:

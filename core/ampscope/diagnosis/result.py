@@ -156,7 +156,7 @@ def report_of(
     )
 
 
-def without_bf16(info: RunInfo) -> str:
+def gpu_that_emulates_bf16(info: RunInfo) -> str:
     """The GPU that the run computed on, or stood in for, where bf16 is emulated on it: "Tesla T4
     (compute capability 7.5)". "" for every other machine, and where it is not known."""
     machine = info.machine
@@ -265,7 +265,7 @@ def _of_gradients(run: RunView, fp32: RunView) -> list[str]:
 
 def _of_bf16(info: RunInfo, views: Mapping[str, RunView]) -> list[str]:
     """Why a healthy run in bf16 is no fix, where the GPU cannot compute in it."""
-    gpu = without_bf16(info) if "bf16" in views else ""
+    gpu = gpu_that_emulates_bf16(info) if "bf16" in views else ""
     if not gpu:
         return []
     return [

@@ -344,7 +344,7 @@ def unused_gpu(report: HardwareReport) -> str:
 
 
 def torch_found_none(report: HardwareReport) -> str:
-    """The same for a run that found no CUDA device where nothing spoke against one."""
+    """A sentence for a run that found no CUDA device although nothing speaks against one, or ""."""
     if not uses_cuda(report):
         return ""
     return (

@@ -159,7 +159,7 @@ def close_if_open(
 _NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
-# How the sentences on what a want of memory may have done begin.
+# Beginnings of the sentences that may mean: memory ran out.
 SIGKILLED = "The script was killed (SIGKILL)"
 NOT_STARTED = "The machine could not start a further process"
 

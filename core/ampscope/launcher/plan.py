@@ -86,7 +86,7 @@ class DiagnosisPlan:
         """What the runs so far have shown, under the policy that they were made with."""
         first = self.done["as_is"].info
         policy = first.machine.policy if first.machine else "native"
-        emulates_bf16 = bool(result.without_bf16(first))
+        emulates_bf16 = bool(result.gpu_that_emulates_bf16(first))
         return Evidence(self.views, policy, emulates_bf16=emulates_bf16)
 
     def first_two(self, show: Say | None) -> None:
@@ -257,7 +257,7 @@ class DiagnosisPlan:
         def cures(paths: tuple[str, ...]) -> bool:
             control = Control.of(fp32_modules=paths)
             view = self.control_until(deadline, control)
-            if view is None:
+            if view is None or view.outcome.is_out_of_memory:  # which says nothing of the set
                 return False
             seen[control] = is_cured(finding, self.evidence, view, None)
             return seen[control] is not False

@@ -367,7 +367,8 @@ def energy(
         batch = batch_of(training, spec)
         joules, steps = energy_of(partial(timed_step, training, batch), read, ENERGY_S)
         if not joules:
-            return ["Energy was not measured: its counter stands still."]
+            writer.flush()
+            return [f"Energy in {name} was not measured: its counter stands still."]
         writer.add_result(EnergyUse(name, joules, steps, samples, source, time.time()))
     writer.flush()
     return []

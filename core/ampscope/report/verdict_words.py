@@ -23,7 +23,7 @@ from ampscope.diagnosis.result import (
     OUT_OF_MEMORY,
     SEARCH_NOTE,
     DiagnosisResult,
-    without_bf16,
+    gpu_that_emulates_bf16,
 )
 from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
@@ -203,8 +203,8 @@ def when_undetermined(report: DiagnosisResult) -> str:
             f"fp32_lines:{found.line}` shows whether that line in fp32 cures it."
         )
     if report.control_symptoms.get("bf16") == ():
-        lacks = "as_is" in report.runs and without_bf16(report.runs["as_is"])
-        what = "compute in fp32 what leaves it" if lacks else "use bf16"
+        lacks = "as_is" in report.runs and gpu_that_emulates_bf16(report.runs["as_is"])
+        what = "run the ops whose values leave it in fp32" if lacks else "use bf16"
         return f"It trains in bf16, so the range of fp16 is the likely trouble: {what}."
     return (
         "Compare the losses on the Diagnosis page: the script trains in fp32, but not in the "

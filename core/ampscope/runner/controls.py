@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE, REGISTERED
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.tensors import HALF
+from ampscope.capture.tensors import AUTOCAST_KINDS, HALF
 from ampscope.control import BASELINE, COMPILED, TAPS, Control, list_changes
 from ampscope.observations import OpUse
 from ampscope.patches import Patches
@@ -298,7 +298,6 @@ def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
 # and one that raises every tiny epsilon.
 
 
-AUTOCAST_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
 
 

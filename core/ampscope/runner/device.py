@@ -162,10 +162,9 @@ def limit_memory(limit_mib: int, device_type: str) -> None:
     """Bound the memory that a run may take on devices of a type, ``cpu`` or ``cuda``.
 
     On a CPU that is the process's private memory (RLIMIT_DATA; Linux counts anonymous mappings in
-    it). RLIMIT_AS is not used: torch maps several GiB of address space that it never touches. Under
-    either of the two CUDA would not start: there it is what torch's allocator takes of each GPU,
-    from the moment on at which CUDA is started. Raises BadInput where the platform has no such
-    limit.
+    it). RLIMIT_AS is not used: torch maps several GiB of address space that it never touches. CUDA
+    does not start under either, so on GPUs torch's allocator is limited instead, on each of them,
+    as soon as the script starts CUDA. Raises BadInput where the platform has no such limit.
     """
     if limit_mib <= 0:
         return
@@ -179,12 +178,16 @@ def limit_memory(limit_mib: int, device_type: str) -> None:
 
 
 def _limit_gpus(limit: int) -> None:
+    """torch makes each GPU that it sets the fraction of the current one."""
+    current = torch.cuda.current_device()
     try:
         for index in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
     except RuntimeError as error:  # an allocator of the script's own knows no limit
-        warnings.warn(f"The memory limit does not hold: {error}", stacklevel=2)
+        print(f"ampscope: the memory limit does not hold: {error}", file=sys.stderr)
+    finally:
+        torch.cuda.set_device(current)
 
 
 def peak_bytes(device: torch.device) -> int:

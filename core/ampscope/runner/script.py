@@ -62,6 +62,11 @@ from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings
 
+UNLIMITED = (
+    "The memory limit was not applied: on a machine with GPUs it bounds their memory, and this "
+    "script stayed on the CPU."
+)
+
 
 class OwnFault(Exception):  # noqa: N818  # says whose it is
     """ampscope itself failed inside the script's run."""
@@ -280,6 +285,8 @@ class _Run:
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
         unseen = recorder.sleep.note, recorder.watch.graph_note
+        if self.spec.memory_limit_mib and self.policy == "cuda" and recorder.device.type == "cpu":
+            failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)

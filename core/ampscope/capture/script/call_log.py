@@ -27,7 +27,7 @@ from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
-from ampscope.capture.tensors import is_capturing, readable
+from ampscope.capture.tensors import AUTOCAST_KINDS, is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
@@ -39,7 +39,7 @@ held_off: WeakSet[Any] = WeakSet()
 
 
 class _OutsideGraphs:
-    """Listeners hear of no step that a CUDA graph takes up: nothing is computed yet."""
+    """Listeners hear of no step that a CUDA graph records: nothing is computed yet."""
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return None if is_capturing() else function(*args, **kwargs)
@@ -73,7 +73,7 @@ class CallLog(StepListener):
 
     def resume(self) -> None:
         """The log begins within a script that has run: an autocast region may be open."""
-        kinds = (kind for kind in ("cuda", "cpu", "mps", "xpu") if torch.is_autocast_enabled(kind))
+        kinds = (kind for kind in AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
         self._open = [dtype_name(torch.get_autocast_dtype(kind)) for kind in kinds][:1]
         self._watch.autocast = self._open[-1] if self._open else ""
 

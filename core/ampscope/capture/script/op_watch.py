@@ -201,7 +201,7 @@ class OpWatch(StepListener):
         )  # fmt: skip
 
     def captured(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """A CUDA graph that is being recorded has taken up an op. There are no numbers yet, and a
+        """A CUDA graph records an op. There are no numbers yet, and a
         look would end the recording. Each replay writes numbers into the results unseen."""
         self.captured_ops += 1
         if torch._C._current_autograd_node() is None and torch.is_grad_enabled():

@@ -381,7 +381,7 @@ def _parts(gradients: list[Tensor], scale: float) -> list[Part]:
 
 
 def _magnitudes(gradients: list[Tensor]) -> list[Tensor]:
-    """The largest magnitude of each in fp32, then the 2-norm of each."""
+    """The largest magnitude of each in its own dtype (fp64 and 8 bits: fp32), then the 2-norms."""
     narrow = [v if v.dtype in (*HALF, torch.float32) else v.float() for v in gradients]
     return [*largest_of(narrow), *norms_of(narrow, 2.0, torch.float64)]
 
