@@ -67,7 +67,7 @@ class Results:
         versions = self.documents.get("look", {}).get("setting", {}).get("versions", {})
         torch = [f"torch {versions['torch']}"] if "torch" in versions else []
         day = self.summary["began"][:10]
-        return ", ".join([card["name"], f"driver {card['driver']}", *torch, day])
+        return ", ".join([card["name"], f"driver {card.get('driver') or 'unknown'}", *torch, day])
 
     def left_out(self, *parts: str) -> list[str]:
         """A sentence on what no page shows, with the reasons."""
@@ -166,14 +166,8 @@ def readme_limits(found: Results) -> str:
 def cost(found: Results) -> str:
     if not found.is_measured:
         return "No GPU was at hand: no time was measured, and the goals above are open."
-    bare = [
-        [*row, found.text("overhead", f"{name} bare_ms")]
-        for name, row in zip(
-            dict.fromkeys(n.rpartition(" ")[0] for n in found.figures("overhead", "* asleep")),
-            rows_of(found, "overhead", WATCHES, ".2f"),
-            strict=True,
-        )
-    ]
+    steps = {name: text for name, text in rows_of(found, "overhead", ("bare_ms",), ".3g")}
+    bare = [[*row, steps.get(row[0], "")] for row in rows_of(found, "overhead", WATCHES, ".2f")]
     lines = table(
         "A step with a watch over the bare step, median:",
         ["model", *WATCHES, "bare step, ms"],

@@ -92,6 +92,7 @@ class Conductor:
         if command == "again":
             self.summary["look"] = before.get("look", {})
             self.summary["card"] = before.get("card", {})
+            self.summary["parts"] = before.get("parts", {})
         out.mkdir(parents=True, exist_ok=True)
 
     def run(self, names: tuple[str, ...]) -> bool:
@@ -107,11 +108,14 @@ class Conductor:
                 if name in PARTS:
                     self._part(name)
         finally:
+            for part in self.summary["parts"].values():
+                if part["status"] == "running":  # this process is being ended
+                    part["status"] = "ended"
             self._end_host()
             end_trees(set())
             self._save()
             shutil.rmtree(self._work, ignore_errors=True)
-        return all(part["status"] == "ok" for part in self.summary["parts"].values())
+        return all(self.summary["parts"][name]["status"] == "ok" for name in names)
 
     def _left_s(self) -> float:
         return self._clock_s - (time.monotonic() - self._began)
@@ -307,7 +311,8 @@ def main() -> int:
     if (asked.command == "again") != bool(asked.names):
         parser.error("again takes the names of parts, first takes none")
     out = Path(os.environ.get("OUT") or (tempfile.mkdtemp() if asked.dry else RESULTS))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     become_subreaper()
     conductor = Conductor(asked.command, out.absolute(), asked.dry, asked.limit)
     worked = conductor.run(tuple(asked.names) or FIRST)

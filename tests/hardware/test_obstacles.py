@@ -45,7 +45,10 @@ FOR_CUDA_12_9 = replace(CUDA_TORCH, torch="2.13.0+cu129", torch_cuda="12.9")
         (H100, CPU_TORCH, SYSTEM, "built without CUDA", "install its CUDA build"),
         (H100, replace(CPU_TORCH, torch=None), SYSTEM, "torch is not installed", ""),
         (H100, replace(CUDA_TORCH, visible_devices=""), SYSTEM, "CUDA_VISIBLE_DEVICES", "unset"),
-        (H100, replace(CUDA_TORCH, visible_devices="-1"), SYSTEM, "CUDA_VISIBLE_DEVICES", "unset"),
+        *(
+            (H100, replace(CUDA_TORCH, visible_devices=listed), SYSTEM, "hides every GPU", "unset")
+            for listed in ("-1", "-1,0", "NoDevFiles", "5", "0,0", "void")
+        ),
         (H100, CUDA_TORCH, OLD_DRIVER, "driver 550.54.15 runs CUDA 12.4", "for CUDA 12"),
         (V100, CUDA_TORCH, SYSTEM, "before compute capability 7.5", "for CUDA 12.6"),
         (V100, FOR_CUDA_12_9, SYSTEM, "before compute capability 7.5", "for CUDA 12.6"),
@@ -75,7 +78,10 @@ def test_a_gpu_that_torch_cannot_use(
 @pytest.mark.parametrize(
     ("gpus", "software", "system"),
     [
-        ((H100,), replace(CUDA_TORCH, visible_devices="1"), SYSTEM),
+        *(
+            ((H100, H100), replace(CUDA_TORCH, visible_devices=listed), SYSTEM)
+            for listed in ("1", "1,0", "0,5", "GPU-1234", "MIG-1234")
+        ),
         ((H100,), CUDA_TORCH, {**SYSTEM, CUDA_OF_THE_DRIVER: 13020}),
         ((H100,), CUDA_TORCH, {**SYSTEM, CUDA_OF_THE_DRIVER: Refusal(NO_PERMISSION)}),
         ((H100,), FOR_CUDA_12_6, SYSTEM),

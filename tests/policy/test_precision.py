@@ -196,7 +196,7 @@ def ask_for_tf32():
 
 @contextlib.contextmanager
 def script_in_fp32():
-    with in_precision("fp32", Clock(1, 1.0, Path("unwritten"), on_cuda=False)):
+    with in_precision("fp32", Clock(1, 1.0, Path("unwritten"))):
         yield
 
 
@@ -225,7 +225,7 @@ def test_a_transform_on_the_cpu_does_not_take_the_models_region():
         there = FakeTensor(fakes, parameter.detach().to("meta"), torch.device("xpu"))
         setattr(model, name, nn.Parameter(there, requires_grad=False))
     x = FakeTensor(fakes, torch.ones(2, 4, device="meta"), torch.device("xpu"))
-    with in_precision("bf16", Clock(1, 1.0, Path("unwritten"), on_cuda=False)):
+    with in_precision("bf16", Clock(1, 1.0, Path("unwritten"))):
         assert nn.Softmax(-1)(torch.ones(2, 4)).dtype is torch.float32
         assert not torch.is_autocast_enabled("cpu")
         with fakes:

@@ -15,6 +15,7 @@ cannot use the GPUs that are here.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import platform
 import re
@@ -48,7 +49,7 @@ NOT_MEASURED = "This comes from tables and flags, not from a measurement."
 def one_line(report: HardwareReport) -> str:
     """Device, capability, torch and policy: "CPU AMD EPYC, 2 cores · … · rehearses CUDA"."""
     torch = f"torch {report.software.torch}" if report.software.torch else "torch not installed"
-    if _may_use_cuda(report):
+    if may_use_cuda(report):
         return f"{_cpu_name(report.cpu)} · an NVIDIA GPU that cannot be read · {torch}"
     if not uses_cuda(report):
         return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · probes rehearse CUDA's rules"
@@ -68,7 +69,7 @@ def sentence(report: HardwareReport) -> str:
             "to ampscope, which does not read it."
             for other in report.accelerators
         ]
-        parts += [MAYBE if _may_use_cuda(report) else REHEARSAL, _cpu_sentence(report.cpu)]
+        parts += [MAYBE if may_use_cuda(report) else REHEARSAL, _cpu_sentence(report.cpu)]
     return " ".join(part for part in (*parts, NOT_MEASURED) if part)
 
 
@@ -304,8 +305,9 @@ def obstacles(report: HardwareReport) -> tuple[str, ...]:
         return ("torch is not installed",)
     if software.torch_cuda is None:
         return (f"torch {software.torch} was built without CUDA; install its CUDA build",)
-    if software.visible_devices is not None and software.visible_devices.strip() in ("", "-1"):
-        found.append("CUDA_VISIBLE_DEVICES hides every GPU; unset it")
+    if software.visible_devices is not None and _hides_all(software.visible_devices, report.gpus):
+        listed = software.visible_devices.strip()
+        found.append(f"CUDA_VISIBLE_DEVICES ({listed or 'empty'}) hides every GPU; unset it")
     torch_cuda = parse_capability(software.torch_cuda)  # both are "major.minor"
     driver_cuda = parse_capability(report.nvidia.cuda_driver)
     if torch_cuda and driver_cuda and driver_cuda[0] < torch_cuda[0]:
@@ -334,6 +336,17 @@ def obstacles(report: HardwareReport) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _hides_all(listed: str, gpus: tuple[GpuReading, ...]) -> bool:
+    """Whether CUDA finds no GPU under this list: it takes entries up to the first that it does not
+    know, and none where one comes twice. UUIDs are left to CUDA."""
+    entries = [entry.strip() for entry in listed.split(",")]
+    if entries[0].upper().startswith(("GPU-", "MIG-")):
+        return False
+    known = {str(gpu.index) for gpu in gpus}
+    valid = list(itertools.takewhile(known.__contains__, entries))
+    return not valid or len(set(valid)) < len(valid)
+
+
 def unused_gpu(report: HardwareReport) -> str:
     """Why torch cannot use the GPUs that NVML lists, and what to do, in one sentence; "" where
     nothing speaks against them, or where none is here."""
@@ -353,7 +366,7 @@ def torch_found_none(report: HardwareReport) -> str:
     )
 
 
-def _may_use_cuda(report: HardwareReport) -> bool:
+def may_use_cuda(report: HardwareReport) -> bool:
     """Whether torch may reach a GPU that there is no NVML to ask about."""
     return bool(report.nvidia.unread and report.software.torch_cuda)
 

@@ -26,7 +26,7 @@ from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.files import TemporaryFolder, throw_away
 from ampscope.frameworks.adapters import can_apply
 from ampscope.frameworks.pythons import TORCH, python_for, with_package
-from ampscope.hardware.describe import describe_machine, uses_cuda
+from ampscope.hardware.describe import describe_machine, may_use_cuda, uses_cuda
 from ampscope.launcher.children import (
     Followed,
     as_text,
@@ -151,7 +151,7 @@ class ScriptRuns:
             return bool(machine.gpus)
         built = {"ROCm": machine.software.torch_hip, "XPU": machine.software.torch_xpu}
         others = any(built.get(found.backend) for found in machine.accelerators)
-        return uses_cuda(machine) or others
+        return uses_cuda(machine) or may_use_cuda(machine) or others
 
     def __exit__(self, *error: object) -> None:
         try:

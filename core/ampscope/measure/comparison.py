@@ -228,7 +228,7 @@ def _run(
         command = [*started("ampscope.measure.script_timing"), "--out", str(out)]
         command += ["--precision", precision, "--steps", str(spec.steps), "--seed", str(seed)]
         command += ["--seconds", f"{max(share_s - IMPORT_S, 1.0):.1f}"]
-        command += ["--cuda" if is_cuda else "--cpu", spec.workload]
+        command.append(spec.workload)
         hidden = {} if is_cuda else {"CUDA_VISIBLE_DEVICES": ""}
         try:
             subprocess.run(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ampscope.capture.tensors import is_capturing
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.patches import Patches
 from ampscope.runner.controls import autocast_as, device_type_of, scalers_off, tf32_held
@@ -140,14 +141,14 @@ class Region:
 class Clock(StepListener):
     """Seconds between optimizer steps, and the loss that each step had."""
 
-    def __init__(self, steps: int, seconds: float, out: Path, *, on_cuda: bool) -> None:
+    def __init__(self, steps: int, seconds: float, out: Path) -> None:
         self.seconds: list[float] = []
         self.losses: list[float] = []
         self.skipped: list[int] = []  # steps that a scaler left out
         self.foreign = ""  # a half dtype that the script's own autocast uses
         self.has_scaler = False
         self._steps, self._ends, self._out = steps, time.monotonic() + seconds, out
-        self._is_cuda = on_cuda
+        self._gpu: torch.device | None = None  # that the script trains on
         self._first: Optimizer | None = None
         self._last = 0.0
         self._loss: Tensor | None = None
@@ -167,12 +168,14 @@ class Clock(StepListener):
         """A step is over, taken or left out."""
         self.region.close()
         self._first = self._first or optimizer
-        if optimizer is not self._first:
+        if optimizer is not self._first or is_capturing():
             return
         if skipped:
             self.skipped.append(len(self.losses))
-        if self._is_cuda:
-            torch.cuda.synchronize()
+        place = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+        if place is not None and place.type == "cuda":  # it may be none of the first GPU's
+            self._gpu = place
+            torch.cuda.synchronize(place)
         now = time.perf_counter()
         if self._last:
             self.seconds.append(now - self._last)
@@ -195,11 +198,15 @@ class Clock(StepListener):
     def scaled(self, scaler: Any, loss: object, result: Any) -> None:
         """GradScaler has multiplied a loss."""
         self.has_scaler = True
+        if is_capturing():
+            return
         self._unscaled = loss.detach().clone() if isinstance(loss, Tensor) else None
 
     def backward(self, root: Tensor) -> None:
         """A backward pass begins; the last one before a step has its loss."""
         self.region.close()
+        if is_capturing():
+            return
         loss, self._unscaled = self._unscaled, None
         if loss is None and root.numel() == 1:
             loss = root.detach().clone()
@@ -209,7 +216,7 @@ class Clock(StepListener):
     def write(self, problem: str = "") -> None:
         """What was seen, as JSON. Memory is above what Python and torch held at the start."""
         on_cpu = None if self._held is None else _status_bytes("VmHWM") - self._held
-        peak = torch.cuda.max_memory_allocated() if self._is_cuda else on_cpu
+        peak = on_cpu if self._gpu is None else torch.cuda.max_memory_allocated(self._gpu)
         found = {
             "seconds": self.seconds,
             "losses": self.losses,
@@ -276,16 +283,15 @@ def _status_bytes(name: str) -> int:
 @click.option("--steps", type=int, required=True)
 @click.option("--seconds", type=float, required=True)
 @click.option("--seed", type=int, required=True)
-@click.option("--cuda/--cpu", "on_cuda", default=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def main(
-    precision: str, steps: int, seconds: float, seed: int, on_cuda: bool, out: Path, script: str,
+    precision: str, steps: int, seconds: float, seed: int, out: Path, script: str,
     args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT in PRECISION and keep the time of its steps."""
-    clock = Clock(steps, seconds, out, on_cuda=on_cuda)
+    clock = Clock(steps, seconds, out)
     problem = ""
     try:
         with stage(script, args), observed(clock), in_precision(precision, clock):

@@ -239,7 +239,8 @@ class Alarms:
             return []
         text = (
             f"{share:.0%} of the non-zero weight gradients are too small for fp16 at the loss "
-            f"scale {gradients.scale:g}. Raise the scale (GradScaler's init_scale) or use bf16."
+            f"scale {gradients.scale:g}. Raise the scale (GradScaler's init_scale), or use bf16 "
+            "(on a GPU: from compute capability 8.0 on)."
         )
         return self._ring("lost_share", share > bound, step, text, share)
 
