@@ -166,7 +166,7 @@ def readme_limits(found: Results) -> str:
 def cost(found: Results) -> str:
     if not found.is_measured:
         return "No GPU was at hand: no time was measured, and the goals above are open."
-    steps = {name: text for name, text in rows_of(found, "overhead", ("bare_ms",), ".3g")}
+    steps = dict(rows_of(found, "overhead", ("bare_ms",), ".3g"))
     bare = [[*row, steps.get(row[0], "")] for row in rows_of(found, "overhead", WATCHES, ".2f")]
     lines = table(
         "A step with a watch over the bare step, median:",
