@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ampscope
+from ampscope.analysis.ranks import SHARED
 from ampscope.records import Role
 from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
@@ -198,6 +199,46 @@ def test_large_inputs_are_let_go_when_their_step_ends(
     assert kept[0].about.step == 3
     assert len(kept[0].forwards) == is_held
     assert any("too large to be held" in text for text in kept[0].about.left_out) == (not is_held)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("scaled", "own", "summed", "signs", "kept"),
+    [
+        (False, {3}, set(), [(3, "backward")], 3),
+        (False, set(), {3}, [(3, SHARED)], 4),  # by then the weights are bad, and so is the loss
+        (True, {3, 4, 5}, set(), [(3, "backward"), (5, "backward")], 5),
+        (True, {6}, {3, 4, 5}, [(3, SHARED), (5, SHARED), (6, "backward")], 6),
+    ],
+)
+def test_a_rank_judges_each_step_by_its_own_backward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, scaled: bool, own: set[int],
+    summed: set[int], signs: list[tuple[int, str]], kept: int,
+) -> None:  # fmt: skip
+    """One rank of two: gradients of its own overflow in the steps ``own``, in the steps ``summed``
+    only their sum over the ranks does. A step whose numbers arrive while the next one runs is
+    judged by its own backward, and the rank that is the cause keeps a capsule."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model, runs, step = net(), list[ampscope.Watch](), iter(range(STEPS))
+    now = [0]
+
+    def overflowing(gradient: Tensor, bad: set[int]) -> Tensor:
+        return gradient * torch.inf if now[0] in bad else gradient
+
+    model[6].register_full_backward_pre_hook(lambda module, got: (overflowing(got[0], own),))  # type: ignore[index]  # a Sequential
+    weight = next(model.parameters())
+    weight.register_hook(lambda gradient: overflowing(gradient, summed))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=tmp_path / "runs.db", every=0, policy="ignore"))
+        return runs[-1]
+
+    steps(model, watch, each=lambda: now.insert(0, next(step)), scaled=scaled, fused=fused)
+    events = recorded(tmp_path / "runs.db", runs[0].id).events
+    found = [(e.step, e.name) for e in events if e.kind in ("nonfinite", "calibration")]
+    assert found[: len(signs)] == signs
+    assert load(runs[0].capsules[0]).about.step == kept
 
 
 def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,9 @@ class Session(TrainingListener):
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
-        # A step whose numbers or histograms are on their way from the device, what it ran, and its
-        # losses.
-        self._late: tuple[Ended, list[Forward], Present] | None = None
+        # A step whose numbers or histograms are on their way from the device, what it ran, what the
+        # sentinel saw of it, and its losses.
+        self._late: tuple[Ended, list[Forward], list[Tensor], Present] | None = None
         self._late_alarms: list[Event] = []  # to be reported at the end of the present step
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
@@ -319,8 +319,8 @@ class Session(TrainingListener):
             if self.schedule.is_news:
                 self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
             if not in_backward():  # otherwise once the last parameter has been reached
-                forwards = self._flight.forwards
-                read.events += self.bad.examine(self.now.step, read, forwards, is_late=False)
+                forwards, sums = self._flight.forwards, self.bad.sums
+                read.events += self.bad.examine(self.now.step, read, forwards, sums, is_late=False)
 
     def _judge_behind_wait(self, optimizer: Optimizer) -> None:
         """GradScaler has just waited for what it found in the gradients, and unscaled them."""
@@ -392,8 +392,9 @@ class Session(TrainingListener):
         read, skipped = as_one(parts), parts[0].skipped
         if len(parts) > 1:
             skipped = any(part.skipped for part in parts)
+        forwards, sums = list(self._flight.forwards), self.bad.end_step()
         if inside and read.norms is not None and read.is_bad:
-            read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
+            read.events += self.bad.examine(now.step, read, forwards, sums, is_late=True)
         counted = self._histograms.take(optimizers, read.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
         self.schedule.took(counting_s, started - now.began)
@@ -406,15 +407,13 @@ class Session(TrainingListener):
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
-        forwards = list(self._flight.forwards)
         unread = read.norms is not None and not read.is_bad and read.again is None
         self._flight.drop(models, unread=unread)
-        self.bad.end_step()
         alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
         if read.norms is None:
-            self._late = ended, self._let_go(forwards), now
+            self._late = ended, self._let_go(forwards), sums, now
         elif not counted.is_here and not ended.is_bad:
-            self._late = ended, [], now
+            self._late = ended, [], [], now
         else:
             alarms += self._finish(ended)
         if self._state is not None:
@@ -483,7 +482,7 @@ class Session(TrainingListener):
         """Finish the step that waits, whose numbers have had a whole step's time to arrive."""
         if self._late is None:
             return []
-        (ended, forwards, present), self._late = self._late, None
+        (ended, forwards, sums, present), self._late = self._late, None
         was_judged = ended.reading.norms is not None
         has_scaler = ended.reading.scaler is not None
         ended = ended.arrived()
@@ -492,7 +491,7 @@ class Session(TrainingListener):
             read.is_search = has_scaler and read.is_loss_bad and present.is_search
             if read.is_bad:
                 is_late = not ended.skipped  # a step that was skipped has left the weights alone
-                read.events += self.bad.examine(ended.step, read, forwards, is_late=is_late)
+                read.events += self.bad.examine(ended.step, read, forwards, sums, is_late=is_late)
         return self._finish(ended)
 
     def _let_go(self, forwards: list[Forward]) -> list[Forward]:
