@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -156,6 +157,33 @@ def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
         assert found.info.machine.policy == ("cuda" if fake else "native")
         assert {step.peak_bytes == PEAK for step in found.steps} == {fake}
     assert sampled == [CUDA]
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("kinds", [{}, {"scaled": True, "clipped": True}, {"scaled": True}])
+def test_a_wait_for_the_device_is_time_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: dict[str, Any], every: int
+) -> None:
+    """Where the device is behind the host, numbers are waited for: the device computes the
+    training's own step meanwhile. On this clock nothing takes time but the training, 10 s a step,
+    and each wait, 1 s."""
+    now, path, ids = [0.0], tmp_path / "runs.db", list[str]()
+
+    def watch(*args: object) -> ampscope.Watch:
+        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=every)
+        ids.append(run.id)
+        return run
+
+    def pass_(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(counted_device._Event, "synchronize", lambda event: pass_(1.0))
+    steps(net(), watch, each=lambda: pass_(10.0), **kinds)
+    found = recorded(path, ids[0]).steps
+    assert [step.overhead_s for step in found] == [0.0] * STEPS
+    assert all(step.step_time_s >= 10.0 for step in found)
+    assert sum(step.step_time_s for step in found) > 10.0 * STEPS
 
 
 @pytest.mark.parametrize("scaled", [False, True])

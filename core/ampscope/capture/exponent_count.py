@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ampscope.capture import exponent_layout
 from ampscope.capture.exponent_layout import LAYOUTS, pieces
-from ampscope.capture.failures import in_words
+from ampscope.capture.failures import in_words, wait_for
 from ampscope.capture.tensors import is_dense
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
@@ -266,7 +266,7 @@ class Coming:
     def rows(self) -> Raw:
         """[highest row + 1, RAW_LEN]. Waits for the device where they have not arrived."""
         if self._event is not None:
-            self._event.synchronize()
+            wait_for(self._event)
         rows: Raw = self._counts.numpy()
         return rows
 

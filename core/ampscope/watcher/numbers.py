@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.failures import wait_for
 from ampscope.capture.tensor_table import UNKNOWN
 from ampscope.capture.tensor_table import norms as small_norms
 from ampscope.capture.tensors import all_finite, floats
@@ -160,7 +161,7 @@ class Readout:
     def _read(self) -> NDArray[np.float64]:
         if self._values is None:
             for event in self._events:
-                event.synchronize()
+                wait_for(event)
             self._values = np.empty(len(self._order))
             if self._copies:
                 self._values[self._order] = torch.cat([c.double() for c in self._copies]).numpy()

@@ -35,6 +35,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import tensor_table
 from ampscope.capture.exponent_count import prepare
+from ampscope.capture.failures import working_s
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
@@ -190,7 +191,7 @@ class Session(TrainingListener):
         ):
             if instrument is not None:
                 self._stack.enter_context(instrument)
-        self._begin(step)
+        self._begin(step, time.perf_counter())
 
     def detach(self) -> None:
         """All instruments off; again does nothing."""
@@ -226,9 +227,9 @@ class Session(TrainingListener):
         """Before a backward."""
         self.now.see(loss)
         if self._state is not None and self.now.step > 0:
-            started = time.perf_counter()
+            started = working_s()
             self._note(self._state.before_backward(), self.now.step - 1)
-            self.now.own_s += time.perf_counter() - started
+            self.now.own_s += working_s() - started
         if not self._has_stepped:
             self._look_for_unseen_steps()
 
@@ -251,10 +252,10 @@ class Session(TrainingListener):
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
-        started = time.perf_counter()
+        started = working_s()
         with no_dispatch():
             self.now.take_gradients(scaled, gradients)
-        self.now.own_s += time.perf_counter() - started
+        self.now.own_s += working_s() - started
 
     def losses_dropped(self) -> None:
         """Gradients were set to zero."""
@@ -268,7 +269,7 @@ class Session(TrainingListener):
 
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
-        started, step = time.perf_counter(), self.now.step
+        started, step = working_s(), self.now.step
         if not self._has_stepped:
             self._locate()
         gradients = self._optimizers.gradients(optimizer)
@@ -293,7 +294,7 @@ class Session(TrainingListener):
         elif step in self.referenced:
             self.referenced.discard(step)
             read.run_again(self.bad.reference(self._flight.forwards, read.scale), step)
-        self.now.own_s += time.perf_counter() - started
+        self.now.own_s += working_s() - started
 
     def _can_wait(self, optimizer: Optimizer, numbers: list[Tensor]) -> bool:
         """Whether the numbers of a step with a scaler may be read later than before ``unscale_``:
@@ -327,9 +328,9 @@ class Session(TrainingListener):
         read = self._readings.get(id(optimizer))
         if read is None or read.scaler is None or is_fused(optimizer):
             return
-        started = time.perf_counter()
+        started = working_s()
         self._judge(optimizer, read, is_unscaled=True)
-        self.now.own_s += time.perf_counter() - started
+        self.now.own_s += working_s() - started
 
     def _some_weights(self, step: int) -> list[Tensor]:
         """A part of all weights, every part in turn: a weight may go bad alone."""
@@ -386,7 +387,7 @@ class Session(TrainingListener):
             self._step_ended(parts, inside=True)
 
     def _step_ended(self, parts: list[Part], *, inside: bool) -> None:
-        started, now = time.perf_counter(), self.now
+        started, began, now = working_s(), time.perf_counter(), self.now
         optimizers = [part.optimizer for part in parts]
         models = set().union(*map(self._optimizers.models, optimizers))
         read, skipped = as_one(parts), parts[0].skipped
@@ -397,9 +398,9 @@ class Session(TrainingListener):
             read.events += self.bad.examine(now.step, read, forwards, sums, is_late=True)
         counted = self._histograms.take(optimizers, read.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
-        self.schedule.took(counting_s, started - now.began)
+        self.schedule.took(counting_s, began - now.began)
         own_s = now.own_s + counting_s + self._flight.time.take()
-        step_time_s = max(started - now.began - own_s, 0.0)
+        step_time_s = max(began - now.began - own_s, 0.0)
         lr = lr_of(optimizers[0]) if lr_on_device(optimizers[0]) is None else None
         ended = Ended(
             now.step, read, skipped, lr, step_time_s, own_s,
@@ -422,8 +423,8 @@ class Session(TrainingListener):
             alarms += self._state_alarms
             self._state_alarms = []
         self.dispatcher.reported += alarms
-        self._begin(now.step + 1)
-        self.now.own_s += time.perf_counter() - started
+        self._begin(now.step + 1, began)
+        self.now.own_s += working_s() - started
         self.dispatcher.dispatch(alarms)
 
     def _note(self, found: list[tuple[str, str]], step: int) -> None:
@@ -473,8 +474,10 @@ class Session(TrainingListener):
     def _webhook_failed(self, text: str) -> None:
         self.recorder.event(Event(self.now.step, "note", "webhook", text))
 
-    def _begin(self, step: int) -> None:
-        self.now = Present(step)
+    def _begin(self, step: int, began: float) -> None:
+        """``began``: before what is still done for the last step, which the new one's own time
+        includes."""
+        self.now = Present(step, began=began)
         detail = self.schedule.detail(step, self._optimizers.round_of(step))
         self._histograms.start(step, detail)
 
