@@ -25,7 +25,9 @@ from ampscope.watcher.flight import CalledModule
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.numbers import PendingFlag, read_numbers
 from ampscope.watcher.schedule import Detail
+from ampscope.watcher.step_end import Part, Reading, was_skipped
 from tests.helpers import counted_device
 from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
@@ -267,6 +269,21 @@ def test_a_rank_judges_each_step_by_its_own_backward(
     found = [(e.step, e.name) for e in events if e.kind in ("nonfinite", "calibration")]
     assert found[: len(signs)] == signs
     assert load(runs[0].capsules[0]).about.step == kept
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_optimizers_of_one_step_left_it_out_where_one_of_them_did(found: float) -> None:
+    """Each flag travels by itself, and its value counts, not that it is on its way."""
+    own = torch.optim.SGD([torch.ones(2)], lr=0.1)
+    read = Reading(read_numbers({}, 1.0))
+    with CountedDevice() as device:
+        flags = [PendingFlag(torch.tensor([value])) for value in (0.0, found)]
+        assert not device.take()[1]
+        device.step += 1
+        parts = [Part(own, read, flag) for flag in flags]
+        assert was_skipped(parts) is bool(found)
+        assert not device.take()[1]
+    assert was_skipped([Part(own, read, skipped=False)]) is False
 
 
 def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:

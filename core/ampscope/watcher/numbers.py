@@ -168,6 +168,25 @@ class Readout:
         return self._values
 
 
+class PendingFlag:
+    """Whether an optimizer left out its step, on its way from the device."""
+
+    def __init__(self, found: Tensor) -> None:
+        """``found``: one number, which is not zero where the step was left out."""
+        self._copy = found.detach().reshape(()).to("cpu", non_blocking=True)
+        self._event: torch.cuda.Event | None = None
+        if not found.is_cpu:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._event.record(torch.cuda.current_stream(found.device))
+
+    @property
+    def value(self) -> bool:
+        """Waits for the device where it has to."""
+        if self._event is not None:
+            wait_for(self._event)
+        return bool(self._copy)
+
+
 class JoinedReadout:
     """Readouts of optimizers that stepped within one backward pass, as one."""
 

@@ -54,7 +54,7 @@ from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import Place, WatchedModels
 from ampscope.watcher.numbers import (
     Clips,
-    Readout,
+    PendingFlag,
     checked,
     first_nonfinite,
     in_parts,
@@ -64,7 +64,15 @@ from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard
-from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one, scaler_numbers
+from ampscope.watcher.step_end import (
+    Ended,
+    Part,
+    Present,
+    Reading,
+    as_one,
+    scaler_numbers,
+    was_skipped,
+)
 from ampscope.watcher.webhook import Webhook
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
@@ -360,12 +368,12 @@ class Session(TrainingListener):
         self._has_stepped = True
         self._judge_behind_wait(optimizer)  # of a step that was skipped
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
-        left_out: bool | Readout
         with no_dispatch():
-            if isinstance(skipped, Tensor) and read.norms is None:
-                left_out = read_numbers({}, skipped)
-            else:
-                left_out = bool(skipped)
+            left_out = (
+                PendingFlag(skipped)
+                if isinstance(skipped, Tensor) and read.norms is None
+                else bool(skipped)
+            )
         if left_out is not True and (
             clip := self._clips.take(self._optimizers.with_gradients(optimizer))
         ):
@@ -390,9 +398,8 @@ class Session(TrainingListener):
         started, began, now = working_s(), time.perf_counter(), self.now
         optimizers = [part.optimizer for part in parts]
         models = set().union(*map(self._optimizers.models, optimizers))
-        read, skipped = as_one(parts), parts[0].skipped
-        if len(parts) > 1:
-            skipped = any(part.skipped for part in parts)
+        read = as_one(parts)
+        skipped = parts[0].skipped if len(parts) == 1 else was_skipped(parts)
         forwards, sums = list(self._flight.forwards), self.bad.end_step()
         if inside and read.norms is not None and read.is_bad:
             read.events += self.bad.examine(now.step, read, forwards, sums, is_late=True)
