@@ -286,6 +286,25 @@ def test_optimizers_of_one_step_left_it_out_where_one_of_them_did(found: float) 
     assert was_skipped([Part(own, read, skipped=False)]) is False
 
 
+def test_a_step_that_a_fused_optimizer_left_out_moved_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers were read before it stepped, as with another library's scaler: the record has no
+    update, and no share of weights that moved."""
+    monkeypatch.setattr(session, "scaler_numbers", lambda scaler: [])
+    runs, path = list[ampscope.Watch](), tmp_path / "runs.db"
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=path, every=1, policy="ignore"))
+        return runs[-1]
+
+    steps(net(), watch, scaled=True, fused=True, bad={5})
+    found = recorded(path, runs[0].id)
+    assert [step.step for step in found.steps if step.skipped] == [5]
+    assert found.at(Role.UPDATE) == [step for step in range(STEPS) if step != 5]
+
+
 def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream may still be writing to the copies of an earlier step: those that are spare
     serve the stream that wrote them."""

@@ -517,6 +517,8 @@ class Session(TrainingListener):
 
     def _finish(self, ended: Ended) -> list[Event]:
         """Judge the step and record it; returns the alarms that begin with it."""
+        if ended.skipped:  # a fused optimizer ran, and moved nothing
+            ended.frames.pop(Role.UPDATE, None)
         record, events = ended.record(), ended.reading.events
         if not ended.is_bad:
             self.bad.good()

@@ -245,8 +245,7 @@ class Ended:
             for role, frame in frames.items():
                 if role.is_gradient:
                     frames[role] = dataclasses.replace(frame, scale=read.scale)
-        if skipped:  # it moved nothing, and clipped what was thrown away
-            frames.pop(Role.UPDATE, None)
+        if skipped:  # it clipped what was thrown away
             read.clipped_to = None
         return dataclasses.replace(self, skipped=skipped)
 
