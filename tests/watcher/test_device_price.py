@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.ranks import SHARED
+from ampscope.capture.tensors import in_backward
 from ampscope.records import Role
 from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import load
 from ampscope.watcher.flight import CalledModule
 from ampscope.watcher.guard import Guard
@@ -303,6 +305,31 @@ def test_a_step_that_a_fused_optimizer_left_out_moved_nothing(
     found = recorded(path, runs[0].id)
     assert [step.step for step in found.steps if step.skipped] == [5]
     assert found.at(Role.UPDATE) == [step for step in range(STEPS) if step != 5]
+
+
+def test_no_bad_step_is_examined_inside_a_backward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optimizers that step in backward: a capsule is copied when the next backward is over, and not
+    while autograd runs and the peak is near."""
+    seen, examine = list[tuple[int, bool]](), BadSteps.examine
+
+    def noted(bad: BadSteps, step: int, *args: Any, **kwargs: Any) -> Any:
+        seen.append((step, in_backward()))
+        return examine(bad, step, *args, **kwargs)
+
+    monkeypatch.setattr(BadSteps, "examine", noted)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    run = ampscope.watch(model, [*own.values()], store=tmp_path / "runs.db", policy="ignore")
+    with run, CountedDevice() as device:
+        for parameter in own:
+            parameter.register_post_accumulate_grad_hook(lambda p: own[p].step())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for device.step in range(5):
+            scale = torch.inf if device.step == 2 else 1.0
+            (model(torch.ones(2, 4)) * scale).sum().backward()
+    assert seen[0] == (2, False)
+    assert not any(inside for _, inside in seen)
 
 
 def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,8 @@ class Session(TrainingListener):
             )
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
-        self._late_alarms += self._finish_late()  # before the weights change again
+        if not in_backward():  # a bad step may need more memory than a backward leaves
+            self._late_alarms += self._finish_late()  # before the weights change again
         if read.readout.is_immediate or (
             scaler is not None and not self._can_wait(optimizer, numbers)
         ):
