@@ -211,7 +211,8 @@ def test_large_inputs_are_let_go_when_their_step_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, is_held: bool
 ) -> None:
     """Numbers that arrive a step later find the inputs of their step where these are small beside
-    the peak. Larger ones would be one batch more at the next step's peak; the capsule says so."""
+    the peak. Larger ones would be one batch more at the next step's peak; the capsule says so, and
+    the next step of the same streak is kept as well, with its inputs."""
     monkeypatch.setattr(counted_device, "PEAK", peak)
     model, runs, inputs, alive = net(), list[ampscope.Watch](), list[Any](), list[bool]()
     model.register_forward_pre_hook(lambda module, args: inputs.append(weakref.ref(args[0])))
@@ -230,6 +231,8 @@ def test_large_inputs_are_let_go_when_their_step_ends(
     assert alive == [is_held]
     assert kept[0].about.step == 3
     assert len(kept[0].forwards) == is_held
+    assert [c.about.step for c in kept if c.forwards] == [3 if is_held else 4]
+    assert len(kept) == (1 if is_held else 2)
     assert any("too large to be held" in text for text in kept[0].about.left_out) == (not is_held)
 
 
