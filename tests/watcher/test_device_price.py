@@ -163,6 +163,27 @@ def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
     assert sampled == [CUDA]
 
 
+def test_a_second_gpu_is_read_by_the_sampler_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that moves between GPUs before its first step: one sampler, which is stopped once."""
+    started, more = list[Readings](), list[tuple[Readings, torch.device]]()
+
+    def sample(store: Path, run: str, device: torch.device, *, as_child: bool) -> Readings:
+        started.append(Readings())
+        return started[-1]
+
+    monkeypatch.setattr(session, "sample_telemetry", sample)
+    monkeypatch.setattr(session, "read_too", lambda *args: more.append(args), raising=False)
+    with ampscope.watch(nn.Linear(2, 2), store=tmp_path / "runs.db") as run:
+        for number in range(2):
+            run._session._device = torch.device("cuda", number)
+            run._session._sample()
+        assert run._session.recorder.readings is started[0]
+    assert len(started) == 1
+    assert more == [(started[0], torch.device("cuda", 1))]
+
+
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("kinds", [{}, {"scaled": True, "clipped": True}, {"scaled": True}])
 def test_a_wait_for_the_device_is_time_of_the_training(

@@ -43,7 +43,7 @@ from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
-from ampscope.runner.device import describe, sample_telemetry
+from ampscope.runner.device import describe, read_too, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
@@ -147,7 +147,7 @@ class Session(TrainingListener):
         self._smallest = min(trained, key=Tensor.numel, default=None)
         self._first: Tensor | None = None  # a copy of it as it was at the first backward
         self._backwards = 0  # so far, without a step
-        self._has_stepped = self._has_warned = False
+        self._has_stepped = self._has_warned = self._has_sampler = False
         self._inside: list[Part] = []  # that stepped in the backward that runs
         self._backward = -1  # torch's number of it
         self._looked = -1  # the last step that looked at weights
@@ -172,9 +172,13 @@ class Session(TrainingListener):
                 self.recorder.event(Event(0, "note", "exponent counter", text))
 
     def _sample(self) -> None:
-        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
-            run = self.recorder.path, self.recorder.run_id
-            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
+        if self._device.type != "cuda":  # on a CPU a second process would cost what it measures
+            return
+        if self._has_sampler:  # the model has moved to another GPU
+            read_too(self.recorder.readings, self._device)
+            return
+        self._has_sampler, run = True, (self.recorder.path, self.recorder.run_id)
+        self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
 
     def _locate(self) -> None:
         """The model may have moved to a device after watch()."""
