@@ -395,6 +395,23 @@ def test_gradients_that_were_unscaled_are_counted_as_such() -> None:
         assert frame.rows.sum() == 4 * 2 + 2
 
 
+def test_counts_go_once_their_frames_are_made() -> None:
+    """The recorder may keep many steps waiting: each holds its histograms once."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    histograms = StepHistograms(WatchedModels({"model": model}), Guard(lambda reason: None))
+    histograms.start(0, Detail(histograms=True))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    histograms.gradients_complete(optimizer)
+    counted = histograms.take([optimizer], 1.0)
+    counts = [weakref.ref(part._counts) for part in counted._parts]
+    assert counts
+    assert counted.frames[Role.WEIGHT_GRAD].rows.sum() == 4 * 2 + 2
+    assert all(one() is None for one in counts)
+    assert counted.is_here
+
+
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize(
     "kinds",

@@ -215,7 +215,7 @@ class Counted:
         self, parts: Sequence[Collected], reached: Sequence[Tensor], models: WatchedModels
     ) -> None:
         """``reached`` are parameters in the order in which backward came to them."""
-        self._parts = parts
+        self._parts = list(parts)
         positions = map(models.position, reached)
         self._reached = [i for i in positions if i is not None]
         self._names = models.parameters
@@ -239,6 +239,7 @@ class Counted:
     def _read(self) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
         frames: dict[Role, Frame] = {}
         counted = [part.frames() for part in self._parts]
+        self._parts = []  # the recorder may keep the frames waiting
         for role in Role:
             if found := [frames_of[role] for frames_of in counted if role in frames_of]:
                 frames[role] = found[0] if len(found) == 1 else merged(found)
