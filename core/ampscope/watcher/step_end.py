@@ -28,7 +28,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.watcher.flight import Past
-from ampscope.watcher.histograms import Counted
+from ampscope.watcher.histograms import StepFrames
 from ampscope.watcher.numbers import (
     JoinedReadout,
     Norms,
@@ -210,7 +210,7 @@ class Ended:
     overhead_s: float
     peak_bytes: int
     ended_at: float  # seconds since the epoch
-    counted: Counted
+    counted: StepFrames
     optimizer: int = 0  # its id
     stalled: float | None = None  # share of half-precision weights that moved in a long span
 
