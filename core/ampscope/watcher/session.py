@@ -424,7 +424,7 @@ class Session(TrainingListener):
         self._flight.drop(models, unread=unread)
         alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
         if read.norms is None:
-            self._late = ended, self._let_go(forwards), sums, now
+            self._late = ended, self._without_large_inputs(forwards), sums, now
         elif not counted.is_here and not ended.is_bad:
             self._late = ended, [], [], now
         else:
@@ -509,9 +509,9 @@ class Session(TrainingListener):
                 read.events += self.bad.examine(ended.step, read, forwards, sums, is_late=is_late)
         return self._finish(ended)
 
-    def _let_go(self, forwards: list[Forward]) -> list[Forward]:
-        """These wait while the next step runs, whose peak large inputs would raise. While steps go
-        bad all are kept."""
+    def _without_large_inputs(self, forwards: list[Forward]) -> list[Forward]:
+        """The calls of a step that waits while the next one runs, whose peak large inputs would
+        raise. While steps go bad all inputs are kept."""
         if self.bad.is_in_streak:
             return forwards
         room, kept = self._flight.peaks.held_bytes(self._device), list[Forward]()
