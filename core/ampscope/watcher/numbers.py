@@ -4,11 +4,11 @@ A norm reads each gradient once. Norms of small dense tensors on a CPU are taken
 kernel in fp64, others by torch in fp32. One that is not finite is looked at again: squares of
 finite fp32 numbers overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
-On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway,
-so with a scaler the numbers are read behind that. Without one, and with a fused optimizer, for
-which GradScaler does not wait, they travel while the training goes on and are read a step later
-(:class:`Readout`), when the gradients are gone: a norm that overflowed fp32 then counts as not
-finite.
+On CUDA a value that leaves the device makes the host wait. With a plain GradScaler the numbers are
+read after its own wait; where the script calls ``unscale_`` itself, the watch waits there. Without
+a scaler, and with a fused optimizer, for which GradScaler does not wait, they travel while the
+training goes on and are read a step later (:class:`Readout`), when the gradients are gone: a norm
+that overflowed fp32 then counts as not finite.
 
 The training's own clip of the norm is noted here too (:class:`Clips`).
 """

@@ -7,9 +7,10 @@
     end            the step's record, and the alarms that begin with it, go to the recorder; the
                    schedule of the next step; the user is told of the alarms
 
-On CUDA nothing waits for the norms but behind a wait of GradScaler's own, and nothing for the
-histograms of a good step. What has not arrived is read while the next step runs, and the step is
-finished then.
+On CUDA the numbers of a step travel to the host while the training goes on, and the step is
+finished while the next one runs. With a plain GradScaler the numbers are read after its own wait;
+where the script calls ``unscale_`` itself, the watch waits there. Nothing waits for the histograms
+of a good step.
 
 Also here: what a watched run says of itself.
 """
@@ -311,9 +312,11 @@ class Session(TrainingListener):
 
     def _can_wait(self, optimizer: Optimizer, numbers: list[Tensor]) -> bool:
         """Whether the numbers of a step with a scaler may be read later than before ``unscale_``:
-        behind the wait in ``scaler.step``, or a step later where a fused optimizer has none. What a
-        script does between its own ``unscale_`` and ``scaler.step``, as a clip, may make gradients
-        bad that were not: then their numbers, if anything is bad, are needed before."""
+        after the wait in ``scaler.step``, or a step later where a fused optimizer has none.
+
+        A script that calls ``unscale_`` itself may change the gradients before ``scaler.step``: a
+        clip by a norm that is NaN makes all of them NaN. What is said of bad gradients needs them
+        as backward left them, so the numbers are read before ``unscale_``."""
         if in_backward() or self.now.step in self.referenced or not numbers:  # the scaler's
             return False
         return is_fused(optimizer) or self._events.is_in_scaler_step
