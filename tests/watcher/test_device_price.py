@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.ranks import SHARED
+from ampscope.capture import weights
 from ampscope.capture.tensors import in_backward
 from ampscope.records import Role
 from ampscope.telemetry.sampler_process import Readings
@@ -209,6 +210,32 @@ def test_a_wait_for_the_device_is_time_of_the_training(
     assert [step.overhead_s for step in found] == [0.0] * STEPS
     assert all(step.step_time_s >= 10.0 for step in found)
     assert sum(step.step_time_s for step in found) > 10.0 * STEPS
+
+
+def test_time_that_histograms_take_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this clock nothing takes time but the training, 10 s a step, and counting its gradients,
+    1 s."""
+    now, path, ids, count = [0.0], tmp_path / "runs.db", list[str](), weights.count_gradients
+
+    def watch(*args: object) -> ampscope.Watch:
+        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=1)
+        ids.append(run.id)
+        return run
+
+    def pass_(seconds: float) -> None:
+        now[0] += seconds
+
+    def counted(*args: Any) -> None:
+        pass_(1.0)
+        count(*args)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(weights, "count_gradients", counted)
+    steps(net(), watch, each=lambda: pass_(10.0))
+    found = recorded(path, ids[0]).steps
+    assert {(step.step_time_s, step.overhead_s) for step in found} == {(10.0, 1.0)}
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -295,7 +295,9 @@ class Session(TrainingListener):
                 read_numbers(gradients, loss, weights, clip, numbers, rate), scaler=scaler
             )
         self._readings[id(optimizer)] = read
-        self._histograms.gradients_complete(optimizer)
+        self.now.own_s += working_s() - started
+        self._histograms.gradients_complete(optimizer)  # which says itself how long it took
+        started = working_s()
         if not in_backward():  # a bad step may need more memory than a backward leaves
             self._late_alarms += self._finish_late()  # before the weights change again
         if read.readout.is_immediate or (
