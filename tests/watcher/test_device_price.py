@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -11,19 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ampscope
+from ampscope.analysis.ranks import SHARED
+from ampscope.capture import weights
+from ampscope.capture.tensors import in_backward
 from ampscope.records import Role
 from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import load
 from ampscope.watcher.flight import CalledModule
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.numbers import PendingFlag, read_numbers
 from ampscope.watcher.schedule import Detail
+from ampscope.watcher.step_end import Part, Reading, was_skipped
 from tests.helpers import counted_device
 from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
@@ -157,6 +164,80 @@ def test_a_model_that_moves_after_watch_is_recorded_where_it_trains(
     assert sampled == [CUDA]
 
 
+def test_a_second_gpu_is_read_by_the_sampler_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that moves between GPUs before its first step: one sampler, which is stopped once."""
+    started, more = list[Readings](), list[tuple[Readings, torch.device]]()
+
+    def sample(store: Path, run: str, device: torch.device, *, as_child: bool) -> Readings:
+        started.append(Readings())
+        return started[-1]
+
+    monkeypatch.setattr(session, "sample_telemetry", sample)
+    monkeypatch.setattr(session, "read_too", lambda *args: more.append(args), raising=False)
+    with ampscope.watch(nn.Linear(2, 2), store=tmp_path / "runs.db") as run:
+        for number in range(2):
+            run._session._device = torch.device("cuda", number)
+            run._session._sample()
+        assert run._session.recorder.readings is started[0]
+    assert len(started) == 1
+    assert more == [(started[0], torch.device("cuda", 1))]
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("kinds", [{}, {"scaled": True, "clipped": True}, {"scaled": True}])
+def test_a_wait_for_the_device_is_time_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: dict[str, Any], every: int
+) -> None:
+    """Where the device is behind the host, numbers are waited for: the device computes the
+    training's own step meanwhile. On this clock nothing takes time but the training, 10 s a step,
+    and each wait, 1 s."""
+    now, path, ids = [0.0], tmp_path / "runs.db", list[str]()
+
+    def watch(*args: object) -> ampscope.Watch:
+        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=every)
+        ids.append(run.id)
+        return run
+
+    def pass_(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(counted_device._Event, "synchronize", lambda event: pass_(1.0))
+    steps(net(), watch, each=lambda: pass_(10.0), **kinds)
+    found = recorded(path, ids[0]).steps
+    assert [step.overhead_s for step in found] == [0.0] * STEPS
+    assert all(step.step_time_s >= 10.0 for step in found)
+    assert sum(step.step_time_s for step in found) > 10.0 * STEPS
+
+
+def test_time_that_histograms_take_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this clock nothing takes time but the training, 10 s a step, and counting its gradients,
+    1 s."""
+    now, path, ids, count = [0.0], tmp_path / "runs.db", list[str](), weights.count_gradients
+
+    def watch(*args: object) -> ampscope.Watch:
+        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=1)
+        ids.append(run.id)
+        return run
+
+    def pass_(seconds: float) -> None:
+        now[0] += seconds
+
+    def counted(*args: Any) -> None:
+        pass_(1.0)
+        count(*args)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(weights, "count_gradients", counted)
+    steps(net(), watch, each=lambda: pass_(10.0))
+    found = recorded(path, ids[0]).steps
+    assert {(step.step_time_s, step.overhead_s) for step in found} == {(10.0, 1.0)}
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_learning_rate_on_the_device_is_not_waited_for(tmp_path: Path, scaled: bool) -> None:
     """That of a capturable optimizer, or a fused one, is a tensor: it travels with the norms."""
@@ -178,7 +259,8 @@ def test_large_inputs_are_let_go_when_their_step_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, is_held: bool
 ) -> None:
     """Numbers that arrive a step later find the inputs of their step where these are small beside
-    the peak. Larger ones would be one batch more at the next step's peak; the capsule says so."""
+    the peak. Larger ones would be one batch more at the next step's peak; the capsule says so, and
+    the next step of the same streak is kept as well, with its inputs."""
     monkeypatch.setattr(counted_device, "PEAK", peak)
     model, runs, inputs, alive = net(), list[ampscope.Watch](), list[Any](), list[bool]()
     model.register_forward_pre_hook(lambda module, args: inputs.append(weakref.ref(args[0])))
@@ -197,7 +279,108 @@ def test_large_inputs_are_let_go_when_their_step_ends(
     assert alive == [is_held]
     assert kept[0].about.step == 3
     assert len(kept[0].forwards) == is_held
+    assert [c.about.step for c in kept if c.forwards] == [3 if is_held else 4]
+    assert len(kept) == (1 if is_held else 2)
     assert any("too large to be held" in text for text in kept[0].about.left_out) == (not is_held)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("scaled", "own", "summed", "signs", "kept"),
+    [
+        (False, {3}, set(), [(3, "backward")], 3),
+        (False, set(), {3}, [(3, SHARED)], 4),  # by then the weights are bad, and so is the loss
+        (True, {3, 4, 5}, set(), [(3, "backward"), (5, "backward")], 5),
+        (True, {6}, {3, 4, 5}, [(3, SHARED), (5, SHARED), (6, "backward")], 6),
+    ],
+)
+def test_a_rank_judges_each_step_by_its_own_backward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, scaled: bool, own: set[int],
+    summed: set[int], signs: list[tuple[int, str]], kept: int,
+) -> None:  # fmt: skip
+    """One rank of two: gradients of its own overflow in the steps ``own``, in the steps ``summed``
+    only their sum over the ranks does. A step whose numbers arrive while the next one runs is
+    judged by its own backward, and the rank that is the cause keeps a capsule."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model, runs, step = net(), list[ampscope.Watch](), iter(range(STEPS))
+    now = [0]
+
+    def overflowing(gradient: Tensor, bad: set[int]) -> Tensor:
+        return gradient * torch.inf if now[0] in bad else gradient
+
+    model[6].register_full_backward_pre_hook(lambda module, got: (overflowing(got[0], own),))  # type: ignore[index]  # a Sequential
+    weight = next(model.parameters())
+    weight.register_hook(lambda gradient: overflowing(gradient, summed))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=tmp_path / "runs.db", every=0, policy="ignore"))
+        return runs[-1]
+
+    steps(model, watch, each=lambda: now.insert(0, next(step)), scaled=scaled, fused=fused)
+    events = recorded(tmp_path / "runs.db", runs[0].id).events
+    found = [(e.step, e.name) for e in events if e.kind in ("nonfinite", "calibration")]
+    assert found[: len(signs)] == signs
+    assert load(runs[0].capsules[0]).about.step == kept
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_optimizers_of_one_step_left_it_out_where_one_of_them_did(found: float) -> None:
+    """Each flag travels by itself, and its value counts, not that it is on its way."""
+    own = torch.optim.SGD([torch.ones(2)], lr=0.1)
+    read = Reading(read_numbers({}, 1.0))
+    with CountedDevice() as device:
+        flags = [PendingFlag(torch.tensor([value])) for value in (0.0, found)]
+        assert not device.take()[1]
+        device.step += 1
+        parts = [Part(own, read, flag) for flag in flags]
+        assert was_skipped(parts) is bool(found)
+        assert not device.take()[1]
+    assert was_skipped([Part(own, read, skipped=False)]) is False
+
+
+def test_a_step_that_a_fused_optimizer_left_out_moved_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers were read before it stepped, as with another library's scaler: the record has no
+    update, and no share of weights that moved."""
+    monkeypatch.setattr(session, "scaler_numbers", lambda scaler: [])
+    runs, path = list[ampscope.Watch](), tmp_path / "runs.db"
+
+    def watch(*args: object) -> ampscope.Watch:
+        given = (a for a in args if a is not None)
+        runs.append(ampscope.watch(*given, store=path, every=1, policy="ignore"))
+        return runs[-1]
+
+    steps(net(), watch, scaled=True, fused=True, bad={5})
+    found = recorded(path, runs[0].id)
+    assert [step.step for step in found.steps if step.skipped] == [5]
+    assert found.at(Role.UPDATE) == [step for step in range(STEPS) if step != 5]
+
+
+def test_no_bad_step_is_examined_inside_a_backward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optimizers that step in backward: a capsule is copied when the next backward is over, and not
+    while autograd runs and the peak is near."""
+    seen, examine = list[tuple[int, bool]](), BadSteps.examine
+
+    def noted(bad: BadSteps, step: int, *args: Any, **kwargs: Any) -> Any:
+        seen.append((step, in_backward()))
+        return examine(bad, step, *args, **kwargs)
+
+    monkeypatch.setattr(BadSteps, "examine", noted)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    run = ampscope.watch(model, [*own.values()], store=tmp_path / "runs.db", policy="ignore")
+    with run, CountedDevice() as device:
+        for parameter in own:
+            parameter.register_post_accumulate_grad_hook(lambda p: own[p].step())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for device.step in range(5):
+            scale = torch.inf if device.step == 2 else 1.0
+            (model(torch.ones(2, 4)) * scale).sum().backward()
+    assert seen[0] == (2, False)
+    assert not any(inside for _, inside in seen)
 
 
 def test_copies_of_buffers_are_written_by_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +420,23 @@ def test_gradients_that_were_unscaled_are_counted_as_such() -> None:
         frame = counts.take([optimizer], 256.0).frames[Role.WEIGHT_GRAD]
         assert frame.scale == (1.0 if is_unscaled else 256.0)
         assert frame.rows.sum() == 4 * 2 + 2
+
+
+def test_counts_go_once_their_frames_are_made() -> None:
+    """The recorder may keep many steps waiting: each holds its histograms once."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    histograms = StepHistograms(WatchedModels({"model": model}), Guard(lambda reason: None))
+    histograms.start(0, Detail(histograms=True))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    histograms.gradients_complete(optimizer)
+    counted = histograms.take([optimizer], 1.0)
+    counts = [weakref.ref(part._counts) for part in counted._parts]
+    assert counts
+    assert counted.frames[Role.WEIGHT_GRAD].rows.sum() == 4 * 2 + 2
+    assert all(one() is None for one in counts)
+    assert counted.is_here
 
 
 @pytest.mark.parametrize("every", [0, 1])

@@ -4,8 +4,8 @@
 
     counter = DeviceCounter(torch.device("cuda"))
     counter.add(activation, 3)                       # a device tensor: counted on its device
-    coming = counter.collect()                       # one transfer a step, not waited for
-    rows = coming.rows()                             # a step later: it has arrived
+    pending = counter.collect()                      # one transfer a step, not waited for
+    rows = pending.rows()                            # a step later: it has arrived
 
 Every element is counted, exactly: `ampscope.numerics.histogram` says what the bins of a row are.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ampscope.capture import exponent_layout
 from ampscope.capture.exponent_layout import LAYOUTS, pieces
-from ampscope.capture.failures import in_words
+from ampscope.capture.failures import in_words, wait_for
 from ampscope.capture.tensors import is_dense
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
@@ -183,16 +183,16 @@ class DeviceCounter:
         with self._lock:
             self._flush()
 
-    def collect(self) -> Coming:
+    def collect(self) -> PendingCounts:
         """Counts of all rows named since the last call, in one transfer; then starts anew."""
         with self._lock:
             self._flush()
             self._order.join()
-            coming = Coming(self._counts[: self._rows])
+            pending = PendingCounts(self._counts[: self._rows])
             self._counts[: self._rows].zero_()
             self._order.begin()
             self._rows = 0
-        return coming
+        return pending
 
     def _new_counts(self, rows: int) -> Tensor:
         return torch.zeros(rows, RAW_LEN, dtype=torch.int64, device=self.device)
@@ -245,7 +245,7 @@ class DeviceCounter:
             self._order.release(flat)
 
 
-class Coming:
+class PendingCounts:
     """Rows of counts on their way from a device to pinned memory of the host."""
 
     def __init__(self, counts: Tensor) -> None:
@@ -261,7 +261,7 @@ class Coming:
     def rows(self) -> Raw:
         """[highest row + 1, RAW_LEN]. Waits for the device where they have not arrived."""
         if self._event is not None:
-            self._event.synchronize()
+            wait_for(self._event)
         rows: Raw = self._counts.numpy()
         return rows
 

@@ -14,11 +14,16 @@ Also here: the time that instruments take, which is none of the training's.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from ampscope.errors import AmpscopeError
+
+if TYPE_CHECKING:
+    import torch
 
 _LONGEST = 120  # characters of an error's own words
 
@@ -70,6 +75,26 @@ class _Contained:
             return False
         self._failures.add(self._what, error)
         return True
+
+
+class _Waits(threading.local):
+    seconds = 0.0
+
+
+_WAITS = _Waits()
+
+
+def wait_for(event: torch.cuda.Event) -> None:
+    """Until the device has come to ``event``. Meanwhile it computes the training's own step, and
+    :func:`working_s` stands still."""
+    started = time.perf_counter()
+    event.synchronize()
+    _WAITS.seconds += time.perf_counter() - started
+
+
+def working_s() -> float:
+    """Seconds on a clock of this thread without its waits for a device; two times are compared."""
+    return time.perf_counter() - _WAITS.seconds
 
 
 class OwnTime:

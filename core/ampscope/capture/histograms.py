@@ -23,8 +23,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.exponent_count import (
-    Coming,
     DeviceCounter,
+    PendingCounts,
     count_into,
     count_small_into,
     prepare,
@@ -221,16 +221,18 @@ class Accumulator:
         """A frame for each role that was counted. Starts anew. Waits for a device."""
         return self.collect(step, scale).frames()
 
-    def collect(self, step: int, scale: float) -> Collected:
+    def collect(self, step: int, scale: float) -> PendingFrames:
         """As :meth:`take`, with counts that may be on their way from a device."""
         if self._is_clean:  # in most steps of a watch: nothing is asked of a device
-            return Collected(step, scale, [], np.zeros((0, RAW_LEN), np.int64), [])
-        coming = []
+            return PendingFrames(step, scale, [], np.zeros((0, RAW_LEN), np.int64), [])
+        pending = []
         for device in self._devices.values():
             with no_dispatch():
-                coming.append(device.collect())
+                pending.append(device.collect())
         keys = [(row, self._keys[row]) for row in sorted(self._touched)]
-        collected = Collected(step, scale, keys, self._counts[[row for row, _ in keys]], coming)
+        collected = PendingFrames(
+            step, scale, keys, self._counts[[row for row, _ in keys]], pending
+        )
         self._counts[: len(self._keys)] = 0
         self._touched.clear()
         self._is_clean = True
@@ -263,16 +265,16 @@ class Accumulator:
             device.add(tensor, row, stable=stable)
 
 
-class Collected:
+class PendingFrames:
     """Counts of one step: those of a CPU are here, others may be on their way from a device."""
 
     def __init__(
         self, step: int, scale: float, keys: list[tuple[int, _Key]], counts: Raw,
-        coming: list[Coming],
+        pending: list[PendingCounts],
     ) -> None:  # fmt: skip
-        """``counts[i]`` belongs to the row and key ``keys[i]``; ``coming`` is to be added."""
+        """``counts[i]`` belongs to the row and key ``keys[i]``; ``pending`` is to be added."""
         self._step, self._scale = step, scale
-        self._keys, self._counts, self._coming = keys, counts, coming
+        self._keys, self._counts, self._pending = keys, counts, pending
 
     @property
     def roles(self) -> set[Role]:
@@ -282,18 +284,18 @@ class Collected:
     @property
     def is_here(self) -> bool:
         """Whether nothing comes from a device."""
-        return not self._coming
+        return not self._pending
 
     def frames(self) -> dict[Role, Frame]:
         """A frame for each role that was counted. Waits for a device whose counts have not
         arrived."""
-        for one in self._coming:
+        for one in self._pending:
             with no_dispatch():
                 rows = one.rows()
             for place, (row, _) in enumerate(self._keys):
                 if row < len(rows):
                     self._counts[place] += rows[row]
-        self._coming = []
+        self._pending = []
         frames = {}
         for role in Role:
             places = [place for place, (_, key) in enumerate(self._keys) if key[0] is role]

@@ -51,10 +51,14 @@ class BadSteps:
         """Whether the last step that was judged went bad."""
         return self._told != ("", "")
 
-    def end_step(self) -> None:
-        """The step is over."""
-        if self.sentinel is not None:
-            self.sentinel.end_step()
+    def end_step(self) -> list[Tensor]:
+        """The step is over: what the sentinel saw of it, for :meth:`examine`."""
+        return [] if self.sentinel is None else self.sentinel.take()
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """What the sentinel has seen of the present step."""
+        return [] if self.sentinel is None else self.sentinel.sums
 
     def good(self) -> None:
         """A step went well."""
@@ -62,12 +66,14 @@ class BadSteps:
         self._capsule_store.good()
 
     def examine(
-        self, step: int, read: Reading, forwards: Sequence[Forward], *, is_late: bool
-    ) -> list[Event]:
-        """Events of a bad step. ``is_late``: it is over, and the weights may be other ones."""
+        self, step: int, read: Reading, forwards: Sequence[Forward], sums: Sequence[Tensor], *,
+        is_late: bool,
+    ) -> list[Event]:  # fmt: skip
+        """Events of a bad step, of whose backward the sentinel took the ``sums``. ``is_late``: it
+        is over, and the weights may be other ones. Waits for the device."""
         loss, scale = read.readout.loss, read.scale
         loss_is_bad = read.is_loss_bad and not read.is_search
-        where, text = self._first_sign(loss if loss_is_bad else None, forwards)
+        where, text = self._first_sign(loss if loss_is_bad else None, forwards, sums)
         if read.is_search:
             where = "backward"
             text = f"A gradient that the loss is computed with made it {value(loss)}."
@@ -127,14 +133,17 @@ class BadSteps:
         if self.sentinel is not None:
             self.sentinel.is_paused = on
 
-    def _first_sign(self, bad_loss: float | None, forwards: Sequence[Forward]) -> tuple[str, str]:
-        """Where this process itself saw the step go bad."""
+    def _first_sign(
+        self, bad_loss: float | None, forwards: Sequence[Forward], sums: Sequence[Tensor]
+    ) -> tuple[str, str]:
+        """Where this process itself saw the step go bad. Without ``sums`` nothing is known of its
+        own backward (a single process, a compiled model)."""
         held = [gradient for f in forwards for gradient in f.gradients.values()]
         if bad_loss is not None:
             return "loss", f"The loss was {value(bad_loss)}."
         if not all(map(all_finite, held)):
             return "output gradient", "The gradient at the model's output was not finite."
-        if self.sentinel is None or self.sentinel.is_bad:
+        if not sums or not all(map(all_finite, sums)):
             return "backward", "The loss was finite, and gradients were not."
         return SHARED, "This rank's own gradients were finite, and their sum was not."
 
@@ -158,8 +167,8 @@ def _said(run: Callable[[], Replay]) -> Replay | str:
 
 
 class Sentinel:
-    """Watches while entered; :attr:`is_bad` says whether the step's own gradients were not
-    finite."""
+    """Watches while entered; :attr:`sums` are those of the present step, of which one is not finite
+    where this rank's own gradients were not."""
 
     def __init__(self, models: WatchedModels, guard: Guard) -> None:
         self._guard = guard
@@ -168,7 +177,7 @@ class Sentinel:
         self.is_paused = False
         self._is_armed = True  # for the first module of the next forward
         self._roots = {id(m) for root in models.roots for m in (root.called, root.plain)}
-        self._sums: list[Tensor] = []
+        self.sums: list[Tensor] = []
         self._handle: Subscription | None = None
 
     def __enter__(self) -> Sentinel:
@@ -178,17 +187,12 @@ class Sentinel:
     def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
-        self._sums.clear()
+        self.sums.clear()
 
-    @property
-    def is_bad(self) -> bool:
-        """Waits for the device."""
-        return any(not bool(torch.isfinite(total)) for total in self._sums)
-
-    def end_step(self) -> None:
-        """Begin anew."""
-        self._sums.clear()
-        self._is_armed = True
+    def take(self) -> list[Tensor]:
+        """The sums of the step that is over. Begins anew."""
+        sums, self.sums, self._is_armed = self.sums, [], True
+        return sums
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.is_paused:
@@ -207,4 +211,4 @@ class Sentinel:
         values = None if gradient is None else readable(gradient)  # a Function may give none
         if values is not None:
             # In fp32: a sum of finite fp16 numbers may overflow in fp16.
-            self._sums.append(values.sum(dtype=torch.float32))
+            self.sums.append(values.sum(dtype=torch.float32))

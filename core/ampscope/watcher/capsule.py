@@ -405,7 +405,8 @@ def first_not_kept(value: object) -> str:
 # GradScaler's calibration skips steps as a matter of course: finite loss, a few skips, a lower
 # scale, and on; many at the start, from 65536 down to 64 at most. A capsule is kept of what is
 # more: a loss that is not finite, bad gradients without a scaler to catch them, or many bad steps
-# in a row. One of each streak; the first ones stay, and the newest takes the last place.
+# in a row. One of each streak, and one more where the first has no forward; the first ones stay,
+# and the newest takes the last place.
 
 
 MAX_REASON = 300
@@ -430,11 +431,12 @@ class CapsuleStore:
         self._limits = limits
         self._streak = 0
         self._was_good = False  # any step so far
-        self._has_kept = False  # of this streak
+        self._has_kept = self._has_bare = False  # of this streak; one without a forward
 
     def good(self) -> None:
         """A step went well: the streak is over."""
-        self._streak, self._has_kept, self._was_good = 0, False, True
+        self._streak, self._was_good = 0, True
+        self._has_kept = self._has_bare = False
 
     def is_fault(self, scale: float | None, *, loss_is_bad: bool) -> bool:
         """A step went bad: whether it is more than a calibration of the loss scale."""
@@ -446,7 +448,7 @@ class CapsuleStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether this streak has no capsule yet and any are wanted."""
+        """Whether this streak has no capsule yet that can be run again, and any are wanted."""
         return bool(self._limits.count) and not self._has_kept
 
     def keep(
@@ -461,6 +463,8 @@ class CapsuleStore:
         self.last = capsule = collected(
             about, forwards, parameters, past, self._limits, without_weights=without_weights
         )
+        self._has_kept = bool(capsule.forwards) or self._has_bare
+        self._has_bare = not capsule.forwards
         name = f"{about.run}-rank{about.rank}-step{about.step}.safetensors"
         path = self._folder / name
         old = self.paths.pop() if len(self.paths) >= self._limits.count else None

@@ -131,12 +131,12 @@ class FlightRecorder:
             place.copies(),
         )
         self.forwards.append(forward)
-        self._let_go(device)
+        self._drop_earliest(device)
         return forward
 
-    def _let_go(self, device: torch.device) -> None:
-        """Of the earliest calls, where there are many or where they hold much: the training itself
-        keeps one batch, and may have freed the others."""
+    def _drop_earliest(self, device: torch.device) -> None:
+        """Drop the earliest calls, where there are many or where they hold much: the training
+        itself keeps one batch, and may have freed the others."""
         if len(self.forwards) == 1:  # the last is always kept
             return
         room = INPUT_SHARES * self.peaks.held_bytes(device)
@@ -212,7 +212,7 @@ class CalledModule:
             if not changing.names:
                 return {}
             if changing.is_current():
-                copies = self._room(changing)
+                copies = self._spare_copies(changing)
                 if changing.copy_to(copies):
                     return copies
         self._spare.clear()
@@ -226,9 +226,9 @@ class CalledModule:
             self._changing = Changing(self._plain, chosen, held)
         return {name: buffer.detach().clone() for name, buffer in held.items()}
 
-    def _room(self, changing: Changing) -> BufferCopies:
-        """Copies to write to: spare ones of the current stream. Another may still be writing to
-        its own."""
+    def _spare_copies(self, changing: Changing) -> BufferCopies:
+        """Copies to write to: spare ones of the current stream, or new ones. Another stream may
+        still be writing to its own."""
         device = self.device
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         for place, spare in enumerate(self._spare):

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from ampscope.analysis.ranks import merged
 from ampscope.capture import weights
 from ampscope.capture.failures import Failures, OwnTime
-from ampscope.capture.histograms import Accumulator, Collected, HistogramHooks
+from ampscope.capture.histograms import Accumulator, HistogramHooks, PendingFrames
 from ampscope.capture.model_map import NamedParameter
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.tensors import HALF, opened
@@ -171,7 +171,7 @@ class StepHistograms:
             self._counts[id(optimizer)].collect(self._step, 1.0)
         self._before.clear()
 
-    def take(self, optimizers: Sequence[Optimizer], scale: float) -> Counted:
+    def take(self, optimizers: Sequence[Optimizer], scale: float) -> StepFrames:
         """What was counted at this step, and ends it. Waits for no device."""
         self._hooks.end_step()
         if self.inside is not None and self._detail.histograms:
@@ -187,7 +187,7 @@ class StepHistograms:
         self._unscaled.clear()
         reached = list(self._arrivals) if any(part.roles for part in parts) else []
         self._arrivals.clear()
-        return Counted(parts, reached, self._models)
+        return StepFrames(parts, reached, self._models)
 
     def take_elapsed_s(self) -> float:
         """The instrument's own time since the last call."""
@@ -208,14 +208,14 @@ class StepHistograms:
         ]
 
 
-class Counted:
+class StepFrames:
     """The histograms of one step, which may be on their way from a device."""
 
     def __init__(
-        self, parts: Sequence[Collected], reached: Sequence[Tensor], models: WatchedModels
+        self, parts: Sequence[PendingFrames], reached: Sequence[Tensor], models: WatchedModels
     ) -> None:
         """``reached`` are parameters in the order in which backward came to them."""
-        self._parts = parts
+        self._parts = list(parts)
         positions = map(models.position, reached)
         self._reached = [i for i in positions if i is not None]
         self._names = models.parameters
@@ -239,6 +239,7 @@ class Counted:
     def _read(self) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
         frames: dict[Role, Frame] = {}
         counted = [part.frames() for part in self._parts]
+        self._parts = []  # the recorder may keep the frames waiting
         for role in Role:
             if found := [frames_of[role] for frames_of in counted if role in frames_of]:
                 frames[role] = found[0] if len(found) == 1 else merged(found)

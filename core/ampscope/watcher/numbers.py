@@ -4,11 +4,11 @@ A norm reads each gradient once. Norms of small dense tensors on a CPU are taken
 kernel in fp64, others by torch in fp32. One that is not finite is looked at again: squares of
 finite fp32 numbers overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
-On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway,
-so with a scaler the numbers are read behind that. Without one, and with a fused optimizer, for
-which GradScaler does not wait, they travel while the training goes on and are read a step later
-(:class:`Readout`), when the gradients are gone: a norm that overflowed fp32 then counts as not
-finite.
+On CUDA a value that leaves the device makes the host wait. With a plain GradScaler the numbers are
+read after its own wait; where the script calls ``unscale_`` itself, the watch waits there. Without
+a scaler, and with a fused optimizer, for which GradScaler does not wait, they travel while the
+training goes on and are read a step later (:class:`Readout`), when the gradients are gone: a norm
+that overflowed fp32 then counts as not finite.
 
 The training's own clip of the norm is noted here too (:class:`Clips`).
 """
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.failures import wait_for
 from ampscope.capture.tensor_table import UNKNOWN
 from ampscope.capture.tensor_table import norms as small_norms
 from ampscope.capture.tensors import all_finite, floats
@@ -160,11 +161,30 @@ class Readout:
     def _read(self) -> NDArray[np.float64]:
         if self._values is None:
             for event in self._events:
-                event.synchronize()
+                wait_for(event)
             self._values = np.empty(len(self._order))
             if self._copies:
                 self._values[self._order] = torch.cat([c.double() for c in self._copies]).numpy()
         return self._values
+
+
+class PendingFlag:
+    """Whether an optimizer left out its step, on its way from the device."""
+
+    def __init__(self, found: Tensor) -> None:
+        """``found``: one number, which is not zero where the step was left out."""
+        self._copy = found.detach().reshape(()).to("cpu", non_blocking=True)
+        self._event: torch.cuda.Event | None = None
+        if not found.is_cpu:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._event.record(torch.cuda.current_stream(found.device))
+
+    @property
+    def value(self) -> bool:
+        """Waits for the device where it has to."""
+        if self._event is not None:
+            wait_for(self._event)
+        return bool(self._copy)
 
 
 class JoinedReadout:

@@ -7,9 +7,10 @@
     end            the step's record, and the alarms that begin with it, go to the recorder; the
                    schedule of the next step; the user is told of the alarms
 
-On CUDA nothing waits for the norms but behind a wait of GradScaler's own, and nothing for the
-histograms of a good step. What has not arrived is read while the next step runs, and the step is
-finished then.
+On CUDA the numbers of a step travel to the host while the training goes on, and the step is
+finished while the next one runs. With a plain GradScaler the numbers are read after its own wait;
+where the script calls ``unscale_`` itself, the watch waits there. Nothing waits for the histograms
+of a good step.
 
 Also here: what a watched run says of itself.
 """
@@ -35,6 +36,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import tensor_table
 from ampscope.capture.exponent_count import prepare
+from ampscope.capture.failures import working_s
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
@@ -42,7 +44,7 @@ from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
-from ampscope.runner.device import describe, sample_telemetry
+from ampscope.runner.device import describe, read_too, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
@@ -53,7 +55,7 @@ from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import Place, WatchedModels
 from ampscope.watcher.numbers import (
     Clips,
-    Readout,
+    PendingFlag,
     checked,
     first_nonfinite,
     in_parts,
@@ -63,7 +65,15 @@ from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard
-from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one, scaler_numbers
+from ampscope.watcher.step_end import (
+    Ended,
+    Part,
+    Present,
+    Reading,
+    as_one,
+    scaler_numbers,
+    was_skipped,
+)
 from ampscope.watcher.webhook import Webhook
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
@@ -129,16 +139,16 @@ class Session(TrainingListener):
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
-        # A step whose numbers or histograms are on their way from the device, what it ran, and its
-        # losses.
-        self._late: tuple[Ended, list[Forward], Present] | None = None
+        # A step whose numbers or histograms are on their way from the device, what it ran, what the
+        # sentinel saw of it, and its losses.
+        self._late: tuple[Ended, list[Forward], list[Tensor], Present] | None = None
         self._late_alarms: list[Event] = []  # to be reported at the end of the present step
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
         self._smallest = min(trained, key=Tensor.numel, default=None)
         self._first: Tensor | None = None  # a copy of it as it was at the first backward
         self._backwards = 0  # so far, without a step
-        self._has_stepped = self._has_warned = False
+        self._has_stepped = self._has_warned = self._has_sampler = False
         self._inside: list[Part] = []  # that stepped in the backward that runs
         self._backward = -1  # torch's number of it
         self._looked = -1  # the last step that looked at weights
@@ -163,9 +173,13 @@ class Session(TrainingListener):
                 self.recorder.event(Event(0, "note", "exponent counter", text))
 
     def _sample(self) -> None:
-        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
-            run = self.recorder.path, self.recorder.run_id
-            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
+        if self._device.type != "cuda":  # on a CPU a second process would cost what it measures
+            return
+        if self._has_sampler:  # the model has moved to another GPU
+            read_too(self.recorder.readings, self._device)
+            return
+        self._has_sampler, run = True, (self.recorder.path, self.recorder.run_id)
+        self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
 
     def _locate(self) -> None:
         """The model may have moved to a device after watch()."""
@@ -190,7 +204,7 @@ class Session(TrainingListener):
         ):
             if instrument is not None:
                 self._stack.enter_context(instrument)
-        self._begin(step)
+        self._begin(step, time.perf_counter())
 
     def detach(self) -> None:
         """All instruments off; again does nothing."""
@@ -226,9 +240,9 @@ class Session(TrainingListener):
         """Before a backward."""
         self.now.see(loss)
         if self._state is not None and self.now.step > 0:
-            started = time.perf_counter()
+            started = working_s()
             self._note(self._state.before_backward(), self.now.step - 1)
-            self.now.own_s += time.perf_counter() - started
+            self.now.own_s += working_s() - started
         if not self._has_stepped:
             self._look_for_unseen_steps()
 
@@ -251,10 +265,10 @@ class Session(TrainingListener):
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
-        started = time.perf_counter()
+        started = working_s()
         with no_dispatch():
             self.now.take_gradients(scaled, gradients)
-        self.now.own_s += time.perf_counter() - started
+        self.now.own_s += working_s() - started
 
     def losses_dropped(self) -> None:
         """Gradients were set to zero."""
@@ -268,7 +282,7 @@ class Session(TrainingListener):
 
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
-        started, step = time.perf_counter(), self.now.step
+        started, step = working_s(), self.now.step
         if not self._has_stepped:
             self._locate()
         gradients = self._optimizers.gradients(optimizer)
@@ -281,8 +295,11 @@ class Session(TrainingListener):
                 read_numbers(gradients, loss, weights, clip, numbers, rate), scaler=scaler
             )
         self._readings[id(optimizer)] = read
-        self._histograms.gradients_complete(optimizer)
-        self._late_alarms += self._finish_late()  # before the weights change again
+        self.now.own_s += working_s() - started
+        self._histograms.gradients_complete(optimizer)  # which says itself how long it took
+        started = working_s()
+        if not in_backward():  # a bad step may need more memory than a backward leaves
+            self._late_alarms += self._finish_late()  # before the weights change again
         if read.readout.is_immediate or (
             scaler is not None and not self._can_wait(optimizer, numbers)
         ):
@@ -293,13 +310,15 @@ class Session(TrainingListener):
         elif step in self.referenced:
             self.referenced.discard(step)
             read.run_again(self.bad.reference(self._flight.forwards, read.scale), step)
-        self.now.own_s += time.perf_counter() - started
+        self.now.own_s += working_s() - started
 
     def _can_wait(self, optimizer: Optimizer, numbers: list[Tensor]) -> bool:
         """Whether the numbers of a step with a scaler may be read later than before ``unscale_``:
-        behind the wait in ``scaler.step``, or a step later where a fused optimizer has none. What a
-        script does between its own ``unscale_`` and ``scaler.step``, as a clip, may make gradients
-        bad that were not: then their numbers, if anything is bad, are needed before."""
+        after the wait in ``scaler.step``, or a step later where a fused optimizer has none.
+
+        A script that calls ``unscale_`` itself may change the gradients before ``scaler.step``: a
+        clip by a norm that is NaN makes all of them NaN. What is said of bad gradients needs them
+        as backward left them, so the numbers are read before ``unscale_``."""
         if in_backward() or self.now.step in self.referenced or not numbers:  # the scaler's
             return False
         return is_fused(optimizer) or self._events.is_in_scaler_step
@@ -319,17 +338,17 @@ class Session(TrainingListener):
             if self.schedule.is_news:
                 self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
             if not in_backward():  # otherwise once the last parameter has been reached
-                forwards = self._flight.forwards
-                read.events += self.bad.examine(self.now.step, read, forwards, is_late=False)
+                forwards, sums = self._flight.forwards, self.bad.sums
+                read.events += self.bad.examine(self.now.step, read, forwards, sums, is_late=False)
 
     def _judge_behind_wait(self, optimizer: Optimizer) -> None:
         """GradScaler has just waited for what it found in the gradients, and unscaled them."""
         read = self._readings.get(id(optimizer))
         if read is None or read.scaler is None or is_fused(optimizer):
             return
-        started = time.perf_counter()
+        started = working_s()
         self._judge(optimizer, read, is_unscaled=True)
-        self.now.own_s += time.perf_counter() - started
+        self.now.own_s += working_s() - started
 
     def _some_weights(self, step: int) -> list[Tensor]:
         """A part of all weights, every part in turn: a weight may go bad alone."""
@@ -359,12 +378,12 @@ class Session(TrainingListener):
         self._has_stepped = True
         self._judge_behind_wait(optimizer)  # of a step that was skipped
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
-        left_out: bool | Readout
         with no_dispatch():
-            if isinstance(skipped, Tensor) and read.norms is None:
-                left_out = read_numbers({}, skipped)
-            else:
-                left_out = bool(skipped)
+            left_out = (
+                PendingFlag(skipped)
+                if isinstance(skipped, Tensor) and read.norms is None
+                else bool(skipped)
+            )
         if left_out is not True and (
             clip := self._clips.take(self._optimizers.with_gradients(optimizer))
         ):
@@ -386,19 +405,19 @@ class Session(TrainingListener):
             self._step_ended(parts, inside=True)
 
     def _step_ended(self, parts: list[Part], *, inside: bool) -> None:
-        started, now = time.perf_counter(), self.now
+        started, began, now = working_s(), time.perf_counter(), self.now
         optimizers = [part.optimizer for part in parts]
         models = set().union(*map(self._optimizers.models, optimizers))
-        read, skipped = as_one(parts), parts[0].skipped
-        if len(parts) > 1:
-            skipped = any(part.skipped for part in parts)
+        read = as_one(parts)
+        skipped = parts[0].skipped if len(parts) == 1 else was_skipped(parts)
+        forwards, sums = list(self._flight.forwards), self.bad.end_step()
         if inside and read.norms is not None and read.is_bad:
-            read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
+            read.events += self.bad.examine(now.step, read, forwards, sums, is_late=True)
         counted = self._histograms.take(optimizers, read.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
-        self.schedule.took(counting_s, started - now.began)
+        self.schedule.took(counting_s, began - now.began)
         own_s = now.own_s + counting_s + self._flight.time.take()
-        step_time_s = max(started - now.began - own_s, 0.0)
+        step_time_s = max(began - now.began - own_s, 0.0)
         lr = lr_of(optimizers[0]) if lr_on_device(optimizers[0]) is None else None
         ended = Ended(
             now.step, read, skipped, lr, step_time_s, own_s,
@@ -406,15 +425,13 @@ class Session(TrainingListener):
             self._optimizers.stepped(optimizers),
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
-        forwards = list(self._flight.forwards)
         unread = read.norms is not None and not read.is_bad and read.again is None
         self._flight.drop(models, unread=unread)
-        self.bad.end_step()
         alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
         if read.norms is None:
-            self._late = ended, self._let_go(forwards), now
+            self._late = ended, self._without_large_inputs(forwards), sums, now
         elif not counted.is_here and not ended.is_bad:
-            self._late = ended, [], now
+            self._late = ended, [], [], now
         else:
             alarms += self._finish(ended)
         if self._state is not None:
@@ -423,8 +440,8 @@ class Session(TrainingListener):
             alarms += self._state_alarms
             self._state_alarms = []
         self.dispatcher.reported += alarms
-        self._begin(now.step + 1)
-        self.now.own_s += time.perf_counter() - started
+        self._begin(now.step + 1, began)
+        self.now.own_s += working_s() - started
         self.dispatcher.dispatch(alarms)
 
     def _note(self, found: list[tuple[str, str]], step: int) -> None:
@@ -474,8 +491,10 @@ class Session(TrainingListener):
     def _webhook_failed(self, text: str) -> None:
         self.recorder.event(Event(self.now.step, "note", "webhook", text))
 
-    def _begin(self, step: int) -> None:
-        self.now = Present(step)
+    def _begin(self, step: int, began: float) -> None:
+        """``began``: before what is still done for the last step, which the new one's own time
+        includes."""
+        self.now = Present(step, began=began)
         detail = self.schedule.detail(step, self._optimizers.round_of(step))
         self._histograms.start(step, detail)
 
@@ -483,7 +502,7 @@ class Session(TrainingListener):
         """Finish the step that waits, whose numbers have had a whole step's time to arrive."""
         if self._late is None:
             return []
-        (ended, forwards, present), self._late = self._late, None
+        (ended, forwards, sums, present), self._late = self._late, None
         was_judged = ended.reading.norms is not None
         has_scaler = ended.reading.scaler is not None
         ended = ended.arrived()
@@ -492,12 +511,12 @@ class Session(TrainingListener):
             read.is_search = has_scaler and read.is_loss_bad and present.is_search
             if read.is_bad:
                 is_late = not ended.skipped  # a step that was skipped has left the weights alone
-                read.events += self.bad.examine(ended.step, read, forwards, is_late=is_late)
+                read.events += self.bad.examine(ended.step, read, forwards, sums, is_late=is_late)
         return self._finish(ended)
 
-    def _let_go(self, forwards: list[Forward]) -> list[Forward]:
-        """These wait while the next step runs, whose peak large inputs would raise. While steps go
-        bad all are kept."""
+    def _without_large_inputs(self, forwards: list[Forward]) -> list[Forward]:
+        """The calls of a step that waits while the next one runs, whose peak large inputs would
+        raise. While steps go bad all inputs are kept."""
         if self.bad.is_in_streak:
             return forwards
         room, kept = self._flight.peaks.held_bytes(self._device), list[Forward]()
@@ -508,6 +527,8 @@ class Session(TrainingListener):
 
     def _finish(self, ended: Ended) -> list[Event]:
         """Judge the step and record it; returns the alarms that begin with it."""
+        if ended.skipped:  # a fused optimizer ran, and moved nothing
+            ended.frames.pop(Role.UPDATE, None)
         record, events = ended.record(), ended.reading.events
         if not ended.is_bad:
             self.bad.good()

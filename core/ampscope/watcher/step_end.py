@@ -28,8 +28,15 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.watcher.flight import Past
-from ampscope.watcher.histograms import Counted
-from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined, read_numbers
+from ampscope.watcher.histograms import StepFrames
+from ampscope.watcher.numbers import (
+    JoinedReadout,
+    Norms,
+    PendingFlag,
+    Readout,
+    joined,
+    read_numbers,
+)
 from ampscope.watcher.replay import Replay
 
 MOST_GRADIENTS = 64  # times by hand before a step; the last ones count
@@ -159,8 +166,17 @@ class Part:
 
     optimizer: Optimizer
     reading: Reading
-    skipped: bool | Readout  # the loss of a readout is not zero where it was skipped
+    skipped: bool | PendingFlag
     stalled: float | None = None
+
+
+def was_skipped(parts: Sequence[Part]) -> bool:
+    """Whether one of them left it out. Waits for the device where it has to."""
+    return any(_known(part.skipped) for part in parts)
+
+
+def _known(skipped: bool | PendingFlag) -> bool:
+    return skipped.value if isinstance(skipped, PendingFlag) else skipped
 
 
 def as_one(parts: Sequence[Part]) -> Reading:
@@ -188,13 +204,13 @@ class Ended:
 
     step: int
     reading: Reading
-    skipped: bool | Readout  # see Part; of a step that is finished it is known
+    skipped: bool | PendingFlag  # of a step that is finished it is known
     lr: float | None  # None: it comes with the reading
     step_time_s: float
     overhead_s: float
     peak_bytes: int
     ended_at: float  # seconds since the epoch
-    counted: Counted
+    counted: StepFrames
     optimizer: int = 0  # its id
     stalled: float | None = None  # share of half-precision weights that moved in a long span
 
@@ -216,29 +232,26 @@ class Ended:
     @property
     def is_bad(self) -> bool:
         """Something was not finite, or GradScaler found it so."""
-        return bool(self.skipped) or self.reading.is_bad
+        return _known(self.skipped) or self.reading.is_bad
 
     def arrived(self) -> Ended:
         """As it is when the numbers that were on their way have arrived. Waits for the device where
         it has to."""
-        read, skipped, frames = self.reading, self.skipped, self.frames
+        read, skipped, frames = self.reading, _known(self.skipped), self.frames
         if read.norms is None:
             read.norms = read.readout.norms()
         read.read_scaler()
-        if isinstance(skipped, Readout):
-            skipped = bool(skipped.loss)
         if read.scale is not None:
             for role, frame in frames.items():
                 if role.is_gradient:
                     frames[role] = dataclasses.replace(frame, scale=read.scale)
-        if skipped:  # it moved nothing, and clipped what was thrown away
-            frames.pop(Role.UPDATE, None)
+        if skipped:  # it clipped what was thrown away
             read.clipped_to = None
         return dataclasses.replace(self, skipped=skipped)
 
     def record(self) -> StepRecord:
         """For the store."""
-        read, skipped = self.reading, bool(self.skipped)
+        read, skipped = self.reading, _known(self.skipped)
         lr = read.readout.lr if self.lr is None else self.lr
         norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
         unclipped = read.readout.unclipped
