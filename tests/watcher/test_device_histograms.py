@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.capture import exponent_count
-from ampscope.records import Role
+from ampscope.records import Event, Role
 from ampscope.watcher import session
 from tests.helpers.counted_device import CountedDevice
 from tests.helpers.watched import Recorded, recorded
@@ -24,7 +24,7 @@ STEPS = 8
 
 def trained(
     store: Path, patch: pytest.MonkeyPatch, *, fake: bool, scaled: bool = False, bad: int = -1,
-    every: int = 1, ends_at: int = STEPS,
+    every: int = 1, ends_at: int = STEPS, closes: bool = True, alarms: list[Event] | None = None,
 ) -> tuple[Recorded, list[Counter[str]]]:  # fmt: skip
     """A training on the fake device or on the CPU, whose step ``bad`` has an infinite loss: what
     was recorded, and what the host waited for at each step."""
@@ -34,10 +34,11 @@ def trained(
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     batches = [torch.randn(4, 8) for _ in range(STEPS)]
     given = [one for one in (model, optimizer, scaler) if one is not None]
-    run = ampscope.watch(*given, store=store, every=every, policy="ignore")
+    run = ampscope.watch(*given, store=store, every=every, policy="ignore",
+                         on_alarm=None if alarms is None else alarms.append)  # fmt: skip
     waits = []
     counted = CountedDevice()
-    with run, counted if fake else nullcontext(counted) as device:
+    with run if closes else nullcontext(), counted if fake else nullcontext(counted) as device:
         if fake:
             patch.setattr(torch.cuda, "current_stream", lambda *args: STREAM)
             patch.setattr(Tensor, "record_stream", lambda *args: None)
@@ -55,6 +56,8 @@ def trained(
                 scaler.update()
             waits.append(device.take()[1])
         patch.undo()
+    if not closes:
+        run._session.recorder._left()  # as Python does when the process ends
     return recorded(store, run.id), waits
 
 
@@ -85,6 +88,22 @@ def test_no_step_and_no_number_is_lost(
     assert device.at(Role.ACTIVATION) == list(range(STEPS))
     assert device.nonfinite == cpu.nonfinite
     assert bool(device.nonfinite) == (bad >= 0)
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
+def test_the_last_step_is_recorded_and_its_alarms_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """A script that ends at its first bad step without a word loses neither of them."""
+    ends = []
+    for fake in (True, False):
+        alarms: list[Event] = []
+        found, _ = trained(tmp_path / "runs.db", monkeypatch, fake=fake, bad=STEPS - 1,
+                           closes=closes, alarms=alarms)  # fmt: skip
+        ends.append(([step.step for step in found.steps], {(a.step, a.name) for a in alarms}))
+    assert ends[0] == ends[1]
+    assert len(ends[0][0]) == STEPS
+    assert (STEPS - 1, "nonfinite_loss") in ends[0][1]
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,23 +59,26 @@ class AlarmDispatcher:
         """Raises Alarm under the policy ``raise``; in a block that is to end, TrainingStopped or
         StopAsked."""
         asked = self._is_cancelled()
-        self.should_stop |= asked
-        self._send(alarms)
-        if self._settings.on_alarm is not None:
-            for alarm in alarms:
-                self._settings.on_alarm(alarm)
-        raised = [a for a in alarms if self._settings.policy_of(a.name) == "raise"]
-        for alarm in alarms:
-            policy = self._settings.policy_of(alarm.name)
-            if policy in ("warn", "stop"):
-                warn(f"Step {alarm.step}: {alarm.text}")
-            self.should_stop |= policy == "stop"
+        policies = [self._settings.policy_of(alarm.name) for alarm in alarms]
+        self.should_stop |= asked or "stop" in policies
+        raised = [a for a, policy in zip(alarms, policies, strict=True) if policy == "raise"]
+        self.tell(alarms, silent=("ignore", "raise"))
         if raised:
             raise Alarm(raised[0].text)
         if self.should_stop and self.in_block:
             if asked or not alarms:  # an alarm may ring at the same step, under another policy
                 raise StopAsked("A person asked the run to stop.")
             raise TrainingStopped(alarms[0].text)
+
+    def tell(self, alarms: list[Event], silent: Sequence[str] = ("ignore",)) -> None:
+        """To the webhook, to ``on_alarm``, and by a warning, but for the ``silent`` policies."""
+        self._send(alarms)
+        if self._settings.on_alarm is not None:
+            for alarm in alarms:
+                self._settings.on_alarm(alarm)
+        for alarm in alarms:
+            if self._settings.policy_of(alarm.name) not in silent:
+                warn(f"Step {alarm.step}: {alarm.text}")
 
 
 def warn(text: str) -> None:

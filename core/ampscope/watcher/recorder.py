@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,7 +50,12 @@ class Recorder:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampscope-recorder", daemon=True)
         self._thread.start()
+        self._closing: weakref.WeakMethod[Callable[[State, str], None]] | None = None
         atexit.register(self._left)
+
+    def close_by(self, closing: Callable[[State, str], None]) -> None:
+        """What to call where the process ends and nothing has closed the run; held weakly."""
+        self._closing = weakref.WeakMethod(closing)
 
     def after_each_flush(self, call: Callable[[], None]) -> None:
         """Call ``call`` in the thread whenever it has written; it replaces an earlier one."""
@@ -117,11 +123,12 @@ class Recorder:
     def _left(self) -> None:
         """The process ends and the run was not closed."""
         error = getattr(sys, "last_value", None)  # Python keeps there what ended the program
+        close = (self._closing and self._closing()) or self.close
         if error is None:
-            self.close(State.FINISHED, "The process ended without run.close().")
+            close(State.FINISHED, "The process ended without run.close().")
         else:
             text = f"The training raised {type(error).__name__}: {error}"
-            self.close(State.FAILED, text[:MAX_MESSAGE])
+            close(State.FAILED, text[:MAX_MESSAGE])
 
     def _put(self, work: Callable[[], None]) -> None:
         if os.getpid() != self._pid:

@@ -165,6 +165,7 @@ class Session(TrainingListener):
         if self._device.type == "cpu":
             self.guard.call(tensor_table.works)  # compiles now, and not within a step
         self._prepare()
+        self.recorder.close_by(self.close)
         self.attach(0)
 
     def _prepare(self) -> None:
@@ -217,12 +218,17 @@ class Session(TrainingListener):
         if not self._has_stepped and self._histograms.has_gradients:
             self.guard.call(self._look_for_unseen_steps, last=True)
         try:
-            # Its alarms come too late to be reported.
-            self.guard.call(self._finish_late)
+            self.guard.call(self._report_late)
         finally:
             if self._webhook is not None:
                 self._webhook.close()
             self.recorder.close(state, message)
+
+    def _report_late(self) -> None:
+        """Finish the last step. Its alarms can end no training any more."""
+        alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
+        self.dispatcher.reported += alarms
+        self.dispatcher.tell(alarms)
 
     def _unseen(self, text: str) -> None:
         """Say once what of this training cannot be seen."""
