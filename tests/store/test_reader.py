@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sqlite3
@@ -13,6 +14,7 @@ import pytest
 
 from ampscope.errors import BadInput
 from ampscope.records import Machine, Role, RunSpec, State, StepRecord
+from ampscope.store import db
 from ampscope.store.processes import is_alive, process_start_time
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -183,3 +185,22 @@ def test_the_shadows_of_one_step_are_those_of_all_steps_at_it(path: Path) -> Non
         for step in (*steps, 10_000):
             own = [s for s in every if s.step == step]
             assert reader.shadows(run, Role.GRAD_OUTPUT, step) == own
+
+
+@pytest.mark.parametrize(
+    ("sql", "values", "row"),
+    [
+        ("SELECT ?, ?", ("a", "b"), ("a", "b")),
+        ("SELECT ?1, ?2, ?1, -?3", ("a", "b", 2.5), ("a", "b", "a", -2.5)),
+        ("SELECT ?, ?2 IS NULL, ?2, ?3", ("a", None, 7), ("a", 1, None, 7)),
+        ("SELECT ?2, ?, ?1", ("a", "b", "c"), ("b", "c", "a")),
+    ],
+)
+def test_numbered_placeholders_mean_what_they_mean_to_sqlite(
+    sql: str, values: tuple[object, ...], row: tuple[object, ...]
+) -> None:
+    """Python 3.12 warns of a sequence of values for numbered ones, and 3.14 refuses it."""
+    plain, given = db.in_order(sql, values)
+    assert "?1" not in plain
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        assert connection.execute(plain, given).fetchone() == row

@@ -379,3 +379,17 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+_PLACEHOLDER = re.compile(r"\?(\d*)")
+
+
+def in_order(sql: str, values: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
+    """``sql`` with plain placeholders in place of numbered ones, and a value for each: Python from
+    3.14 on takes a number for a name. A plain one has the number after the largest before it."""
+    if not re.search(r"\?\d", sql):
+        return sql, values
+    numbers: list[int] = []
+    for written in _PLACEHOLDER.findall(sql):
+        numbers.append(int(written) if written else max(numbers, default=0) + 1)
+    return _PLACEHOLDER.sub("?", sql), tuple(values[number - 1] for number in numbers)

@@ -210,7 +210,7 @@ class Reader:
 
     def _all(self, sql: str, *values: object) -> Sequence[rows.Row]:
         with db.translated(self.path):
-            return self._connection.execute(sql, values).fetchall()
+            return self._connection.execute(*db.in_order(sql, values)).fetchall()
 
     def _with_places(self, runs: list[records.RunInfo]) -> list[records.RunInfo]:
         """Fill in the place in the queue of every waiting run."""
