@@ -156,7 +156,9 @@ def test_evidence_and_chain_use_the_width_of_the_page(
     settle(page)
     rows: dict[int, int] = {}
     for name in ("Measurements", "Gradients", "Loss scale", "Layers"):
-        box = page.get_by_role("link", name=name, exact=True).last.bounding_box()
+        link = page.get_by_role("link", name=name, exact=True).last
+        expect(link).to_be_visible()  # the server ends before the browser has loaded its charts
+        box = link.bounding_box()
         assert box is not None
         rows[round(box["y"])] = rows.get(round(box["y"]), 0) + 1
     assert list(rows.values()) == [4], rows

@@ -199,6 +199,7 @@ def test_a_memory_limit_bounds_a_gpu_as_well(
 
     shares: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda where: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())  # CUDA runs in a trial
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     facts = SimpleNamespace(total_memory=80 * 2**20)
