@@ -6,6 +6,7 @@ reason, except in CI, where a missing browser is a failure.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -32,6 +33,22 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+def interpret_triton() -> None:
+    """Where Triton is installed and there is no GPU, the CUDA counter is run by its interpreter;
+    Triton decides when it is imported, and parts of torch import it."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        import torch
+
+        if not torch.cuda.is_available():
+            importlib.import_module("ampscope.capture.exponent_cuda")
+
+
+interpret_triton()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

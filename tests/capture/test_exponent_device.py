@@ -24,10 +24,6 @@ from tests.helpers import exponent_oracle as oracle
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = not CUDA and importlib.util.find_spec("triton") is not None
-if INTERPRETED:  # Triton decides when it is imported, and parts of torch import it
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("ampscope.capture.exponent_cuda")
 ROOT = Path(__file__).parents[2]
 TRITONS = list(filter(None, os.environ.get("AMPSCOPE_TRITONS", "").split(os.pathsep)))
 CAPABILITIES = (75, 80, 86, 89, 90, 100)

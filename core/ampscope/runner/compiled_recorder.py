@@ -9,6 +9,7 @@ here looks inside a graph: no op, no module, no tensor between them.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import functools
 import itertools
 import math
@@ -41,9 +42,19 @@ from ampscope.observations import (
     Tap,
 )
 from ampscope.patches import Patches
+from ampscope.runner.device import has_cuda
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.source_lines import line_name
 from ampscope.watcher.guard import Guard
+
+
+def _load_inductor() -> None:
+    """torch 2.11's inductor asks CUDA whether there is a GPU when it is imported, and CUDA is the
+    script's to start."""
+    answer = has_cuda()
+    with Patches() as patches:
+        patches.replace(torch.cuda, "is_available", lambda original: lambda: answer)
+        importlib.import_module("torch._inductor.scheduler")
 
 
 class CompiledRecorder(ScriptRecorder, TrainingListener):
@@ -72,6 +83,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         guard = Guard(lambda line: None)
         with contextlib.ExitStack() as stack:
             failed = self._taps.failures.append
+            _load_inductor()
             stack.enter_context(noting(self._kernels, failed))
             if self.has_taps and self.digests is None:
                 stack.enter_context(tapping(self._taps.look, failed, everything=True))
