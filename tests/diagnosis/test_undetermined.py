@@ -114,7 +114,8 @@ def test_without_an_op_the_first_bad_step_is_named(
 
 
 @pytest.mark.parametrize(
-    ("capability", "advice"), [("8.6", "use bf16."), ("7.5", "run the ops whose values leave it in fp32.")]
+    ("capability", "advice"),
+    [("8.6", "use bf16."), ("7.5", "run the ops whose values leave it in fp32.")],
 )
 def test_bf16_is_no_advice_where_the_gpu_emulates_it(
     capability: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
