@@ -28,6 +28,7 @@ from ampscope.capture import exponent_layout
 from ampscope.capture.exponent_layout import LAYOUTS, pieces
 from ampscope.capture.failures import in_words, wait_for
 from ampscope.capture.tensors import is_dense
+from ampscope.late_imports import late_import, real_builtins
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
 
@@ -80,9 +81,9 @@ def _numba() -> tuple[ModuleType | None, str]:
     """The numba counter, compiled; None and why, where numba is missing or does not fit the
     installed NumPy."""
     try:
-        from ampscope.capture import exponent_cpu
-
-        exponent_cpu.compiled_kernel()
+        exponent_cpu = late_import("ampscope.capture.exponent_cpu")
+        with real_builtins():
+            exponent_cpu.compiled_kernel()
     except Exception as error:  # numba raises errors of many kinds where it does not fit
         return None, in_words(error)
     return exponent_cpu, ""

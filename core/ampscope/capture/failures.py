@@ -14,13 +14,15 @@ Also here: the time that instruments take, which is none of the training's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampscope.errors import AmpscopeError
+from ampscope.patches import Patches
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,16 @@ class Failures:
     def contained(self, what: str) -> _Contained:
         """The body's failure is noted as that of ``what``."""
         return _Contained(self, what)
+
+    def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What ``function`` returns; None where it fails, which is noted as that of ``what``."""
+        with self.contained(what):
+            return function(*args, **kwargs)
+        return None
+
+    def hook(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as torch may call it beside the training's own code."""
+        return functools.partial(self.call, what, function)
 
     @property
     def note(self) -> str:
@@ -75,6 +87,60 @@ class _Contained:
             return False
         self._failures.add(self._what, error)
         return True
+
+
+class ContainedPatches(Patches):
+    """Wrappers that only look: what one raises by itself is noted as that of ``what``, and the call
+    that it is around goes on. What the original raises goes on as well."""
+
+    def __init__(self, failures: Failures, what: str) -> None:
+        super().__init__()
+        self._failures = failures
+        self._what = what
+
+    def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        super().wrap(owner, name, functools.partial(self._contained, call))
+
+    def _contained(
+        self, call: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        inner = _Original(original)
+        try:
+            return call(inner, *args, **kwargs)
+        except Exception as error:
+            # An error that a frame of its own traceback held would stay, with all that it holds.
+            raised, inner.raised = inner.raised, None
+            if error is raised or isinstance(error, AmpscopeError):
+                del raised
+                raise
+            self._failures.add(self._what, error)
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised
+        return inner.result if inner.has_returned else original(*args, **kwargs)
+
+
+class _Original:
+    """A function that remembers how its call ended."""
+
+    __slots__ = ("_function", "has_returned", "raised", "result")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.has_returned = False
+        self.raised: Exception | None = None
+        self.result: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self.result = self._function(*args, **kwargs)
+        except Exception as error:
+            self.raised = error
+            raise
+        self.has_returned = True
+        return self.result
 
 
 class _Waits(threading.local):

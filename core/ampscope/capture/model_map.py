@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ampscope.capture.user_objects import children, modules, own_parameters, parameters
 from ampscope.numerics.formats import dtype_name
 from ampscope.records import ModuleRecord
 
@@ -61,11 +62,11 @@ class ModuleIndex:
         """Number what ``model`` holds; ``prefix`` stands before its paths, ``name`` is its own."""
         numbers: dict[str, int] = {}  # by path
         first_owner: dict[int, str] = {}
-        for path, module in model.named_modules():
+        for path, module in modules(model):
             number = numbers[path] = len(self.modules)
             self._index.setdefault(id(module), number)
             self.modules.append(module)
-            own = list(module.parameters(recurse=False))
+            own = [parameter for _, parameter in own_parameters(module)]
             shared = next((first_owner[id(p)] for p in own if id(p) in first_owner), "")
             for parameter in own:
                 first_owner.setdefault(id(parameter), path)
@@ -76,12 +77,12 @@ class ModuleIndex:
                     type=type(module).__name__,
                     weight_dtypes="+".join(sorted({dtype_name(p.dtype) for p in own})),
                     parameter_count=sum(p.numel() for p in own if not is_lazy(p)),
-                    is_leaf=not any(True for _ in module.children()),
+                    is_leaf=not children(module),
                     shared_with=shared,
                 )
             )
         # A parameter that several modules share belongs to the first of them, as above.
-        for path, tensor in model.named_parameters():
+        for path, tensor in parameters(model):
             if id(tensor) not in self._positions:
                 self._positions[id(tensor)] = len(self.parameters)
                 owner = numbers[path.rpartition(".")[0]]

@@ -27,6 +27,7 @@ from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.tensors import HALF, floating_tensors, in_backward, plain, unreadable, version
+from ampscope.capture.user_objects import modules, parameters
 from ampscope.policy.precision import tf32_switches
 from ampscope.records import Role, ShadowRecord
 
@@ -71,14 +72,12 @@ class Shadow:
             shadow_model = copy.deepcopy(self._names.model).float()
             hooks = [
                 module.register_forward_hook(partial(self._keep, index))
-                for index, module in enumerate(shadow_model.modules())
+                for index, (_, module) in enumerate(modules(shadow_model))
             ]
             loss(shadow_model).float().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for hook in hooks:
                 hook.remove()
-        self._weights = {
-            n: p.grad for n, p in shadow_model.named_parameters() if p.grad is not None
-        }
+        self._weights = {n: p.grad for n, p in parameters(shadow_model) if p.grad is not None}
         self._calls.clear()
 
     def __enter__(self) -> Shadow:
@@ -389,7 +388,7 @@ def _root(square: float) -> float:
 
 def remembered(model: nn.Module) -> Callable[[], None]:
     """The generators' states of this moment: what is returned puts them back, once or again."""
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+    devices = sorted({p.device.index for _, p in parameters(model) if p.is_cuda})
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
 

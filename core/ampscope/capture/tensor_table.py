@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.tensors import PLAIN
+from ampscope.late_imports import late_import
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
 _NAMES = ("float32", "bfloat16", "float16", "float64", "int64")  # of their codes in torch's library
@@ -180,7 +181,7 @@ class Copier:
 def _machine() -> _Machine | None:
     """None where numba is missing or does not fit NumPy, or where torch answers otherwise."""
     try:
-        from ampscope.capture import tensor_kernel as kernel
+        kernel: Any = late_import("ampscope.capture.tensor_kernel")
     except ImportError:
         return None
     library = _library()

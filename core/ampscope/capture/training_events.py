@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
 from ampscope.capture.tensors import floating_tensors, floats, in_backward, readable
+from ampscope.capture.user_objects import plain_optimizer
 from ampscope.patches import Patches
 
 MOST_SCALED = 1024  # calls of ``scaler.scale`` that wait for their backward pass
@@ -33,7 +34,8 @@ MOST_TAKEN = 64  # of these, with gradients taken of them; each such call reads 
 
 class StepListener:
     """Overrides what it wants to hear. Every call comes from the thread that trains; a scaler that
-    is disabled is none."""
+    is disabled is none. An optimizer is torch's own, also where the script hands the scaler a
+    wrapper around it; what holds none of torch's is passed on as it is."""
 
     def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
         """``scaler.scale(loss)`` has returned ``result``."""
@@ -147,7 +149,7 @@ class StepEvents:
     def _after_scale(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         if scaler.is_enabled():
             for one in self._listeners:
-                one.scaled(scaler, outputs, scaled)
+                self._call(one.scaled, scaler, outputs, scaled)
 
     def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
         if self._hears:
@@ -156,8 +158,9 @@ class StepEvents:
 
     def _before_unscale(self, scaler: Any, optimizer: Any) -> None:
         if scaler.is_enabled():
+            optimizer = plain_optimizer(optimizer)
             for one in self._listeners:
-                one.before_unscale(optimizer, scaler)
+                self._call(one.before_unscale, optimizer, scaler)
 
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         # A subclass's own step may call this one: the outermost counts.
@@ -179,9 +182,10 @@ class StepEvents:
         """Whether there is a scaler that steps."""
         if not scaler.is_enabled():
             return False
+        optimizer = plain_optimizer(optimizer)
         for count, one in enumerate(self._listeners):
             try:
-                one.before_scaler_step(optimizer, scaler)
+                self._call(one.before_scaler_step, optimizer, scaler)
             except BaseException:  # it may be meant for the training, which may go on
                 for told in self._listeners[:count]:
                     told.after_scaler_step(optimizer, scaler, stepped=False, raised=True)
@@ -189,19 +193,19 @@ class StepEvents:
         return True
 
     def _after_scaler_step(self, scaler: Any, optimizer: Any, *, raised: bool) -> None:
-        stepped = self._running.stepped
+        stepped, optimizer = self._running.stepped, plain_optimizer(optimizer)
         for one in self._listeners:
-            one.after_scaler_step(optimizer, scaler, stepped=stepped, raised=raised)
+            self._call(one.after_scaler_step, optimizer, scaler, stepped=stepped, raised=raised)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._running.stepped = True
         has_closure = _has_closure(args, kwargs)
         for one in self._listeners:
-            one.before_step(optimizer, self._running.scaler, has_closure=has_closure)
+            self._call(one.before_step, optimizer, self._running.scaler, has_closure=has_closure)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for one in self._listeners:
-            one.after_step(optimizer, self._running.scaler)
+            self._call(one.after_step, optimizer, self._running.scaler)
 
     def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
@@ -212,7 +216,7 @@ class StepEvents:
     def _after_update(self, scaler: Any) -> None:
         if scaler.is_enabled():
             for one in self._listeners:
-                one.updated(scaler)
+                self._call(one.updated, scaler)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
@@ -235,14 +239,6 @@ def _found_inf(optimizer: Optimizer) -> bool | Tensor:
     if isinstance(found_inf, Tensor) and not found_inf.is_cpu:
         return found_inf
     return found_inf is not None and bool(found_inf)
-
-
-def plain_optimizer(optimizer: Any) -> Any:
-    """The torch optimizer inside a wrapper such as Accelerate's or Lightning's."""
-    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper is an Optimizer itself
-    return inner if isinstance(inner, Optimizer) else optimizer
 
 
 # One training among others: its losses, and its steps, taken or skipped.
@@ -355,11 +351,10 @@ class TrainingEvents(StepListener):
         self._scaled.clear()
 
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
-        inner = plain_optimizer(optimizer)
-        if self._is_ours(inner):
+        if self._is_ours(optimizer):
             if self._followed:
                 self._followed.add(id(scaler))  # it has taken the place of one that was given
-            self._complete(inner, scaler)
+            self._complete(optimizer, scaler)
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
         self.is_in_scaler_step = True
@@ -371,9 +366,8 @@ class TrainingEvents(StepListener):
     def after_scaler_step(
         self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
     ) -> None:
-        inner = plain_optimizer(optimizer)
-        if not stepped and not raised and self._is_open and self._is_ours(inner):
-            self._ended(inner, skipped=True)
+        if not stepped and not raised and self._is_open and self._is_ours(optimizer):
+            self._ended(optimizer, skipped=True)
 
     def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
         if self._is_ours(optimizer):

@@ -9,11 +9,10 @@ here looks inside a graph: no op, no module, no tensor between them.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import functools
+import importlib
 import itertools
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,10 +25,11 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.fused_kernels import noting
 from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
+from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.taps import ACTIVATION, DRAW, Place, RunningModules, below, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, is_capturing, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
+from ampscope.capture.user_objects import IdSet, parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import (
     COMPILED_FRAMES,
@@ -74,7 +74,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._scale: tuple[str, float] = "", 1.0
         self._bad_gradients = 0
         self._norm: float | None = None  # of this step's gradients, unscaled
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._optimizers: IdSet[Optimizer] = IdSet()
         self._line = ""  # at which torch.compile was called first
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun and has not ended

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,6 +26,7 @@ from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE, REGISTERED
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import AUTOCAST_KINDS, HALF
+from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.control import BASELINE, COMPILED, TAPS, Control, list_changes
 from ampscope.observations import OpUse
 from ampscope.patches import Patches
@@ -201,7 +201,7 @@ def parameters_fp32() -> Iterator[None]:
     Parameters that a script casts one by one are cast back where an optimizer takes them, and at
     the first call of their module; a later cast is not seen."""
     seen: list[torch.dtype] = []
-    called_once: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    called_once: IdSet[nn.Module] = IdSet()
 
     def cast_back(parameters: Iterable[Any]) -> None:
         for parameter in parameters:
@@ -213,7 +213,7 @@ def parameters_fp32() -> Iterator[None]:
 
     def group_added(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        cast_back(optimizer.param_groups[-1]["params"])
+        cast_back(parameters_of(optimizer))
 
     def half_model(
         dtype: torch.dtype, original: Any, module: nn.Module, *args: Any, **kwargs: Any
@@ -231,7 +231,7 @@ def parameters_fp32() -> Iterator[None]:
     def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if module not in called_once:
             called_once.add(module)
-            cast_back(module.parameters())
+            cast_back(parameter for _, parameter in parameters(module))
         kind = device_type_of(module, *args, *kwargs.values()) if seen else ""
         if not kind or torch.is_autocast_enabled(kind):
             return original(module, *args, **kwargs)
@@ -258,7 +258,8 @@ def device_type_of(module: nn.Module, *inputs: object) -> str:
     first parameter, else of the first floating-point tensor among ``inputs``. "" where there is
     none, or no autocast for it ("meta")."""
     tensors = (one for one in inputs if isinstance(one, Tensor) and one.is_floating_point())
-    first = next(itertools.chain(module.parameters(), tensors), None)
+    own = (parameter for _, parameter in parameters(module))
+    first = next(itertools.chain(own, tensors), None)
     kind = "" if first is None else first.device.type
     return kind if kind and torch.amp.is_autocast_available(kind) else ""
 
@@ -311,13 +312,13 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
     """
     names, wanted = ModulePaths(), set(paths)
     missing, depth = set(paths), [0]
-    was_half: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
+    was_half: IdMap[nn.Module, torch.dtype] = IdMap()
 
     def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if depth[0] or not _is_wanted(names, module, wanted):
             return original(module, *args, **kwargs)
         missing.discard(names.path(module))
-        half = next((p.dtype for p in module.parameters() if p.dtype in HALF), None)
+        half = next((p.dtype for _, p in parameters(module) if p.dtype in HALF), None)
         if half is not None:
             module.float()
             was_half[module] = half
@@ -368,7 +369,7 @@ def larger_eps(value: float) -> Iterator[None]:
             setattr(module, "eps", value)  # noqa: B010  # no declared attribute of nn.Module
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
+        for group in groups_of(optimizer):
             if isinstance(group.get("eps"), float):
                 group["eps"] = max(group["eps"], value)
 

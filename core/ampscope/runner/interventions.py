@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
-from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.tensors import HALF
 from ampscope.capture.training_events import StepEvents, StepListener
+from ampscope.capture.user_objects import groups_of, parameters_of
 from ampscope.patches import Patches
 
 # Intervention: loss scaling for a script that has none.
@@ -200,13 +200,13 @@ def scaled_lr(factor: float) -> Iterator[None]:
 
     def restore(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         rates = kept.pop(id(optimizer), None)
-        for group, lr in zip(optimizer.param_groups, rates or (), strict=rates is not None):
+        for group, lr in zip(groups_of(optimizer), rates or (), strict=rates is not None):
             group["lr"] = lr
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         restore(optimizer, args, kwargs)  # the last step raised before its end
-        kept[id(optimizer)] = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
+        kept[id(optimizer)] = [group["lr"] for group in groups_of(optimizer)]
+        for group in groups_of(optimizer):
             if group["lr"] is not None:  # an Adafactor that chooses its own
                 group["lr"] = group["lr"] * factor
 

@@ -281,7 +281,8 @@ class _Run:
             device = PROFILES[self.spec.rehearsed or USUAL].name
             asked = f"A CUDA device ({device}) was rehearsed on the CPU. {asked}".rstrip()
         recorder = self.recorder
-        failures = [recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures]
+        failures = [recorder.failures, recorder.steps.failures]
+        failures += recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
         unseen = recorder.sleep.note, recorder.watch.graph_note

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
 from ampscope.capture.script import line_uses
 from ampscope.capture.script.call_log import CallLog
@@ -30,7 +31,7 @@ from ampscope.capture.script.line_uses import LineUses
 from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.optimizer_facts import parameters_of, scan, scan_model
+from ampscope.capture.script.optimizer_facts import scan, scan_model
 from ampscope.capture.script.optimizer_steps import OptimizerSteps, StepInstruments
 from ampscope.capture.script.run_digests import RunDigests
 from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
@@ -45,6 +46,7 @@ from ampscope.capture.tensors import (
     readable,
 )
 from ampscope.capture.training_events import StepEvents, StepListener
+from ampscope.capture.user_objects import buffers, modules, parameters, parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import Call, Observation, OptimizerStep, Outcome, Scan
 from ampscope.patches import Patches
@@ -77,7 +79,8 @@ class ScriptRecorder:
         run's tensors are wanted, and in this step of the ops' results
         (:mod:`ampscope.capture.script.run_digests`)."""
         self.lines = SourceLines(own_folder)
-        self.paths = ModulePaths()
+        self.failures = Failures()
+        self.paths = ModulePaths(self.failures)
         self.watch = OpWatch(self.paths, self.lines, OP_BUDGET, self._op)
         self.histograms = ScriptHistograms(self.paths, cadence)
         calls, watch = Calls(self.lines), self.watch
@@ -135,11 +138,12 @@ class ScriptRecorder:
     def _put_on(self, stack: contextlib.ExitStack) -> None:
         """The instruments, until ``stack`` is closed."""
         # Global pre-hooks get no keyword arguments, and many models take their batch in them.
-        patches = stack.enter_context(Patches())
+        patches = stack.enter_context(ContainedPatches(self.failures, "calls of modules"))
         patches.wrap(nn.Module, "__call__", self._call)
         self.watch.reads.wrap(patches, lambda: self.watch.enabled)
         # After ``paths``, which has left the module when this is called.
-        stack.enter_context(FORWARD_ALWAYS.subscribe(self._after_forward))
+        after = self.failures.hook("what modules returned", self._after_forward)
+        stack.enter_context(FORWARD_ALWAYS.subscribe(after))
         if self.sleep.passed:
             self.steps.begin_at(self.sleep.passed)
             self.watch.new_step(self.sleep.passed)
@@ -284,7 +288,7 @@ class ScriptRecorder:
             return torch.device("cpu")
         if self._device is None or self._device.type == "cpu":
             stepped = (p for optimizer in self.steps.optimizers for p in parameters_of(optimizer))
-            of_models = (p for model in self.paths.models() for p in model.parameters())
+            of_models = (p for model in self.paths.models() for _, p in parameters(model))
             places = [p.device for p in (*stepped, *of_models)]
             on_cuda = (place for place in places if place.type == "cuda")
             here = torch.device("cpu" if places else "cuda")
@@ -327,8 +331,8 @@ class ScriptRecorder:
     def _gaps(self, uses_half: bool) -> tuple[str, ...]:
         """What the script ran that a CPU computes otherwise than CUDA (`policy.op_lists`)."""
         ops = set(self.watch.gap_ops)
-        modules = (module for model in self.paths.models() for module in model.modules())
-        if uses_half and any(isinstance(module, nn.RNNBase) for module in modules):
+        held = (module for model in self.paths.models() for _, module in modules(model))
+        if uses_half and any(issubclass(type(module), nn.RNNBase) for module in held):
             ops.add((op_lists.RNN, "fp16"))
         return tuple(gap.id for gap in op_lists.met_by(ops))
 
@@ -347,7 +351,7 @@ class ScriptRecorder:
             {
                 dtype_name(p.dtype)
                 for m in self.paths.models()
-                for p in m.parameters()
+                for _, p in parameters(m)
                 if p.dtype in HALF
             }
         )
@@ -611,21 +615,21 @@ class ScriptScans:
             model = seen.model()
             if model is None:
                 continue
-            self._end_of(model.named_parameters(), model.named_buffers(), seen.kept, trained)
+            self._end_of(parameters(model), buffers(model), seen.kept, trained)
             self._gone.pop(self._kind_of(seen), None)
         for seen in list(self._gone.values()):  # a model may go meanwhile
-            parameters = list(_named(seen.parameters))
-            if any(_has_moved(p, seen.kept.get(name)) for name, p in parameters):
-                self._end_of(parameters, _named(seen.buffers), seen.kept, trained)
+            named = list(_named(seen.parameters))
+            if any(_has_moved(p, seen.kept.get(name)) for name, p in named):
+                self._end_of(named, _named(seen.buffers), seen.kept, trained)
 
     def _end_of(
         self,
-        parameters: Iterable[tuple[str, Tensor]],
-        buffers: Iterable[tuple[str, Tensor]],
+        weights: Iterable[tuple[str, Tensor]],
+        others: Iterable[tuple[str, Tensor]],
         kept: dict[str, Tensor],
         trained: set[int],
     ) -> None:
-        for name, parameter in parameters:
+        for name, parameter in weights:
             now = readable(parameter)
             if now is None:
                 continue  # a packed one, or given away to free its memory
@@ -633,32 +637,33 @@ class ScriptScans:
             same = first is not None and first.shape == now.shape
             kind = "parameter" if id(parameter) in trained else "frozen"
             self._add("end", kind, name, parameter, first if same else None)
-        for name, buffer in buffers:
+        for name, buffer in others:
             if buffer.is_floating_point() and holds_numbers(buffer) and buffer.numel():
                 self._add("end", "buffer", name, buffer)
 
     def _see_model(self, root: nn.Module) -> None:
         root = unwrapped(root)
-        if id(root) in self._first_sight or any(p.is_meta or is_lazy(p) for p in root.parameters()):
+        held = parameters(root)
+        if id(root) in self._first_sight or any(p.is_meta or is_lazy(p) for _, p in held):
             return  # where nothing is in memory there is nothing to see yet
-        for name, parameter in root.named_parameters():
+        for name, parameter in held:
             self._steps.gradients.names.setdefault(id(parameter), name)
-        names = tuple(name for name, _ in root.named_parameters())
+        names = tuple(name for name, _ in held)
         self._alike[names] += 1
         is_one_more = self._alike[names] > MAX_ALIKE  # seen, and looked at only if it lives on
         kept: dict[str, Tensor] = {}
-        numel = sum(p.numel() for p in root.parameters())
+        numel = sum(p.numel() for _, p in held)
         if numel <= MAX_FIRST_SIGHT_NUMEL and not is_one_more:
-            held = ((n, readable(p)) for n, p in root.named_parameters())
-            kept = {n: values.clone() for n, values in held if values is not None}
+            values = ((name, readable(p)) for name, p in held)
+            kept = {name: value.clone() for name, value in values if value is not None}
         key = id(root)
         gone = weakref.ref(root, lambda _: self._is_gone(key))
-        modules = list(root.named_modules())
+        every = modules(root) if kept else []
         self._first_sight[key] = _Seen(
             gone,
             kept,
-            [(name, module._parameters) for name, module in modules] if kept else [],
-            [(name, module._buffers) for name, module in modules] if kept else [],
+            [(name, module._parameters) for name, module in every],
+            [(name, module._buffers) for name, module in every],
         )
         if not is_one_more:
             self.records += scan_model("start", root, self._trained(), self._steps.count)
@@ -677,8 +682,7 @@ class ScriptScans:
 
     def _trained(self) -> set[int]:
         """Ids of the parameters that an optimizer has."""
-        groups = (g for o in self._steps.optimizers for g in o.param_groups)
-        return {id(p) for group in groups for p in group["params"]}
+        return {id(p) for o in self._steps.optimizers for p in parameters_of(o)}
 
     def _add(
         self, moment: str, kind: str, name: str, tensor: Tensor, first: Tensor | None = None

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST
+from ampscope.capture.user_objects import parameters_of
 
 
 class _EnoughError(BaseException):
@@ -37,7 +38,7 @@ def main(steps: int, out: Path, script: str) -> None:
         first[:] = first or [id(optimizer)]
         if id(optimizer) != first[0]:
             return  # of several optimizers the first one's steps are the iterations
-        place = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+        place = next((p.device for p in parameters_of(optimizer)), None)
         if place is not None and place.type == "cuda":  # it may be none of the first GPU's
             torch.cuda.synchronize(place)
         times.append(time.perf_counter())

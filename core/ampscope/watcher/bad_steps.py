@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ampscope.analysis.ranks import SHARED
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
+from ampscope.capture.user_objects import children
 from ampscope.errors import BadInput
 from ampscope.number_words import value
 from ampscope.records import Event
@@ -173,7 +174,7 @@ class Sentinel:
     def __init__(self, models: WatchedModels, guard: Guard) -> None:
         self._guard = guard
         self._models = models
-        self._leaves = {id(m) for m in models.modules if not any(True for _ in m.children())}
+        self._leaves = {id(m) for m in models.modules if not children(m)}
         self.is_paused = False
         self._is_armed = True  # for the first module of the next forward
         self._roots = {id(m) for root in models.roots for m in (root.called, root.plain)}

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampscope.capture.tensors import all_finite, floating_tensors
+from ampscope.capture.user_objects import buffers, parameters
 from ampscope.observations import CAPTURED_FORWARD, CAPTURED_NOTE, CAPTURED_STEP, OpUse
 from ampscope.runner.script_recorder import ADDED
 from ampscope.watcher.capsule import Capsule, load
@@ -70,12 +71,12 @@ def _add(name: str, text: str, value: float | None = None, other: float | None =
 
 def _train(capsule: Capsule, models: Mapping[str, nn.Module]) -> None:
     """All kept forwards with their backwards, and one optimizer step that moves nothing."""
-    parameters = [p for m in models.values() for p in m.parameters() if p.requires_grad]
-    device = parameters[0].device if parameters else torch.device("cpu")
-    optimizer = torch.optim.SGD(parameters, lr=0.0)
+    trained = [p for m in models.values() for _, p in parameters(m) if p.requires_grad]
+    device = trained[0].device if trained else torch.device("cpu")
+    optimizer = torch.optim.SGD(trained, lr=0.0)
     scale = capsule.about.scale
     # A GradScaler refuses gradients in fp16: a training with such weights scales by hand.
-    by_hand = scale == 1 or any(p.dtype is torch.float16 for p in parameters)
+    by_hand = scale == 1 or any(p.dtype is torch.float16 for p in trained)
     scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=not by_hand)
     for forward in capsule.forwards:
         loss = _loss(capsule, models, forward, device)
@@ -97,7 +98,7 @@ def _loss(
     part = model.get_submodule(forward.module)
     part.train(forward.training)
     with torch.no_grad():
-        for name, buffer in part.named_buffers():
+        for name, buffer in buffers(part):
             if name in forward.buffers:
                 buffer.copy_(forward.buffers[name])
     # `moved` names each tensor's dtype: a control that trains in another one replaces it there.

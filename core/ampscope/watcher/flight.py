@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from ampscope.capture.failures import OwnTime
 from ampscope.capture.tensor_table import Copier
 from ampscope.capture.tensors import floating_tensors, has_own_memory, in_backward, plain, version
+from ampscope.capture.user_objects import buffers, children, modules
 from ampscope.patches import Patches
 from ampscope.runner.device import peak_bytes
 from ampscope.watcher.guard import Guard
@@ -62,8 +63,8 @@ class FlightRecorder:
         self._places: dict[int, CalledModule] = {}
         self._held = 0  # bytes of gradients at outputs
         for root in models.roots:
-            children = [] if root.is_compiled else list(root.plain.named_children())
-            for path, module in [("", root.called), *children]:
+            below = [] if root.is_compiled else children(root.plain)
+            for path, module in [("", root.called), *below]:
                 self._places.setdefault(id(module), CalledModule(root, path, module))
         self._by_path = {(p.root.name, p.path): p for p in self._places.values()}
 
@@ -197,7 +198,7 @@ class CalledModule:
             if name in parameters and (first := parameters[name]) is not None:
                 return first.device  # no ``get``: TorchScript's dictionaries have none
         for module in (self.module, self.root.plain):
-            for part in module.modules():
+            for _, part in modules(module):
                 for name, parameter in part._parameters.items():
                     if parameter is not None:
                         self._first = part._parameters, name
@@ -219,7 +220,7 @@ class CalledModule:
         chosen = None if changing is None else changing.names
         held = {
             name: buffer
-            for name, buffer in self._plain.named_buffers()
+            for name, buffer in buffers(self._plain)
             if (chosen is None or name in chosen) and has_own_memory(buffer)
         }
         if chosen is not None:
@@ -250,7 +251,7 @@ class CalledModule:
         """After the first call in training: which buffers have other values now."""
         if self._changing is not None or not self.module.training:
             return
-        now = dict(self._plain.named_buffers())
+        now = dict(buffers(self._plain))
         changed = {n: now[n] for n, old in before.items() if n in now and not _same(old, now[n])}
         self._changing = Changing(self._plain, frozenset(changed), changed)
 
@@ -284,9 +285,10 @@ class Changing:
     def __init__(self, module: nn.Module, names: frozenset[str], held: dict[str, Tensor]) -> None:
         """``held``: those of ``names`` that can be copied, as they are now."""
         self.names = names
-        children = [part._modules for part in module.modules()]
-        self._leaves = [some for some in children if not some]  # of the module tree
-        self._children = [some.values() for some in children if some]
+        every = modules(module)
+        below = [part._modules for _, part in every]
+        self._leaves = [some for some in below if not some]  # of the module tree
+        self._children = [some.values() for some in below if some]
         self._known_children = list(itertools.chain.from_iterable(self._children))
         self._names = sorted(
             (n for n in held if held[n].numel()),
@@ -295,9 +297,7 @@ class Changing:
         self._held = [held[name] for name in self._names]
         self._sources = list(map(_written, self._held))
         paths = [name.rpartition(".") for name in self._names]
-        parts = dict(
-            module.named_modules(remove_duplicate=False)
-        )  # TorchScript has no get_submodule
+        parts = dict(every)
         self._owners = [parts[path]._buffers for path, _, _ in paths]
         self._own_names = [own for _, _, own in paths]
         self._copier = Copier(self._held if _bytes_of(self._held) <= SMALL_BYTES else ())

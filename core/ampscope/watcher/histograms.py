@@ -27,8 +27,9 @@ from ampscope.capture import weights
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks, PendingFrames
 from ampscope.capture.model_map import NamedParameter
-from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
+from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import HALF, opened
+from ampscope.capture.user_objects import parameters_of
 from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.flight import free_bytes
 from ampscope.watcher.guard import Guard

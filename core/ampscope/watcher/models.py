@@ -26,6 +26,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ampscope.capture.model_map import ModuleIndex
 from ampscope.capture.tensors import is_dtensor, unreadable
+from ampscope.capture.user_objects import parameters
 from ampscope.errors import BadInput
 from ampscope.store.processes import process_start_time
 
@@ -104,7 +105,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _check(root: Root) -> None:
-    for name, parameter in root.plain.named_parameters():
+    for name, parameter in parameters(root.plain):
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise BadInput(
                 f"Parameter {name!r} has no shape yet (a lazy module). Run the model once before "

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.watcher.models import WatchedModels
 
 _gradient = operator.attrgetter("grad")
@@ -54,53 +53,55 @@ class OurOptimizers:
         self._say = say
         self._given = {id(p) for optimizer in given for p in parameters_of(optimizer)}
         # Whether it is one, and its parameter groups when that was found out.
-        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[bool, int]]
-        self._known = weakref.WeakKeyDictionary({o: (True, len(o.param_groups)) for o in given})
-        self._unseen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
+        self._known: IdMap[Optimizer, tuple[bool, int]] = IdMap()
+        for optimizer in given:
+            self._known[optimizer] = True, len(groups_of(optimizer))
+        self._unseen: IdMap[Optimizer, int] = IdMap()
+        self._held: IdMap[Optimizer, _Held] = IdMap()
         self._together: set[tuple[str, ...]] = set()  # models whose optimizers step in backward
-        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepped: IdSet[Optimizer] = IdSet()
 
     def has(self, optimizer: Optimizer) -> bool:
         """Whether its steps are steps of this run."""
-        is_ours, groups = self._known.get(optimizer, (False, -1))
-        if is_ours or groups == len(optimizer.param_groups):
+        is_ours, groups = self._known.get(optimizer) or (False, -1)
+        if is_ours or groups == (now := len(groups_of(optimizer))):
             return is_ours
         own = parameters_of(optimizer)
         if self._given:
             is_ours = any(id(p) in self._given for p in own)
         else:
             is_ours = any(self._models.position(p) is not None for p in own)
-        self._known[optimizer] = is_ours, len(optimizer.param_groups)
+        self._known[optimizer] = is_ours, now
         if is_ours and self._given:
             self._say(SUCCESSOR, False)
         elif not is_ours and (count := self._anew(own)):
-            self._known[optimizer] = True, len(optimizer.param_groups)  # its steps are counted
+            self._known[optimizer] = True, now  # its steps are counted
             self._unseen[optimizer] = count
             self._say(UNSEEN.format(count), True)
             return True
         return is_ours
 
-    def _anew(self, parameters: Sequence[Tensor]) -> int:
+    def _anew(self, own: Sequence[Tensor]) -> int:
         """How many of these the watched models hold now, and did not when they were given."""
         roots = self._models.roots
-        now = {id(p) for root in roots for p in root.plain.parameters()}
-        return sum(id(p) in now and self._models.position(p) is None for p in parameters)
+        now = {id(p) for root in roots for _, p in parameters(root.plain)}
+        return sum(id(p) in now and self._models.position(p) is None for p in own)
 
     def gradients(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """Position of a parameter -> its gradient, where it has one."""
-        parameters = parameters_of(optimizer)
+        own = parameters_of(optimizer)
         held = self._held.get(optimizer)
         if (
             held is None
-            or len(held.parameters) != len(parameters)
-            or not all(map(operator.is_, held.parameters, parameters))
+            or len(held.parameters) != len(own)
+            or not all(map(operator.is_, held.parameters, own))
         ):
-            held = self._held[optimizer] = self._found(parameters)
+            held = self._found(own)
+            self._held[optimizer] = held
         unknown = held.unknown
         gradients = map(_gradient, held.ours)
         found = {i: g for i, g in zip(held.positions, gradients, strict=True) if g is not None}
-        if unknown > self._unseen.get(optimizer, 0):  # once for each that came
+        if unknown > (self._unseen.get(optimizer) or 0):  # once for each that came
             self._unseen[optimizer] = unknown
             self._say(UNSEEN.format(unknown), False)
         return found

@@ -24,6 +24,7 @@ from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.shadow import Shadow
 from ampscope.capture.tensors import all_finite, floating_tensors, is_dtensor
+from ampscope.capture.user_objects import buffers, modules, parameters
 from ampscope.errors import BadInput
 from ampscope.observations import BadOp
 from ampscope.patches import Patches
@@ -148,8 +149,8 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
 
 def _numbered(shadows: list[ShadowRecord], model: nn.Module, names: Numbers) -> list[ShadowRecord]:
     """``shadows`` with the caller's module numbers instead of the replay's."""
-    modules = list(model.modules())
-    numbers = ((record, names.index(modules[record.module])) for record in shadows)
+    every = [module for _, module in modules(model)]
+    numbers = ((record, names.index(every[record.module])) for record in shadows)
     return [dataclasses.replace(r, module=n) for r, n in numbers if n is not None]
 
 
@@ -207,7 +208,7 @@ class Rerun:
     """
 
     def __init__(self, model: nn.Module, forward: Forward, scale: float) -> None:
-        if any(is_dtensor(parameter) for parameter in model.parameters()):
+        if any(is_dtensor(parameter) for _, parameter in parameters(model)):
             raise BadInput(
                 "The model is sharded: its forward needs every rank, and one rank's capsule cannot "
                 "be run again."
@@ -215,7 +216,7 @@ class Rerun:
         if missing := first_not_kept((forward.args, forward.kwargs)):
             raise BadInput(f"The model takes a {missing}, which a capsule cannot hold.")
         self.model, self.forward, self.scale = model, forward, scale
-        tensors = [*model.parameters(), *model.buffers()]
+        tensors = [t for _, t in (*parameters(model), *buffers(model))]
         wanted = torch.device(forward.autocast.device)  # where it ran; a part may have no parameter
         usable = wanted.type != "cuda" or torch.cuda.is_available()
         self.device = tensors[0].device if tensors else wanted if usable else torch.device("cpu")
@@ -223,7 +224,7 @@ class Rerun:
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
         """Training mode and generators as they were; put back on exit."""
-        modes = {module: module.training for module in self.model.modules()}
+        modes = [(module, module.training) for _, module in modules(self.model)]
         devices = [self.device] if self.device.type == "cuda" else []
         if self.model.training != self.forward.training:
             self.model.train(self.forward.training)
@@ -231,14 +232,14 @@ class Rerun:
             with torch.random.fork_rng(devices=devices):
                 yield
         finally:
-            for module, training in modes.items():
+            for module, training in modes:
                 module.training = training
 
     def reference_loss(self, shadow_model: nn.Module) -> Tensor:
         """A scalar loss over the fp32 ``shadow_model``'s outputs. Its gradients at these outputs
         are those of the real step, without the loss scale."""
         with torch.no_grad():
-            for name, buffer in shadow_model.named_buffers():
+            for name, buffer in buffers(shadow_model):
                 if name in self.forward.buffers:
                     buffer.copy_(self.forward.buffers[name])
         restore(self.forward.randomness, self.device)
@@ -258,17 +259,17 @@ class Rerun:
         forward, device = self.forward, self.device
         aliases = {
             name: parameter.detach().requires_grad_(parameter.requires_grad)
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in parameters(self.model)
         }
-        buffers = {
+        copies = {
             name: forward.buffers.get(name, buffer).to(device).clone()
-            for name, buffer in self.model.named_buffers()
+            for name, buffer in buffers(self.model)
         }
         args, kwargs = self._arguments()
         restore(forward.randomness, device)
         dtype = forward.autocast.dtype
         with torch.enable_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
-            output = functional_call(self.model, {**aliases, **buffers}, args, kwargs)
+            output = functional_call(self.model, {**aliases, **copies}, args, kwargs)
         outputs = floating_tensors(output)
         if pairs := self._pairs(outputs):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -277,11 +278,11 @@ class Rerun:
     def bad_sources(self, most: int = 3) -> list[str]:
         """Which inputs, parameters and buffers hold NaN or infinity, in words."""
         inputs = floating_tensors((self.forward.args, self.forward.kwargs))
-        buffers = dict(self.model.named_buffers()) | self.forward.buffers
+        held = dict(buffers(self.model)) | self.forward.buffers
         tensors = [
             *((f"input {i}", t) for i, t in enumerate(inputs)),
-            *((f"parameter {n!r}", p) for n, p in self.model.named_parameters()),
-            *((f"buffer {n!r}", b) for n, b in buffers.items() if b.is_floating_point()),
+            *((f"parameter {n!r}", p) for n, p in parameters(self.model)),
+            *((f"buffer {n!r}", b) for n, b in held.items() if b.is_floating_point()),
         ]
         bad = [name for name, tensor in tensors if not all_finite(tensor)]
         more = [f"{len(bad) - most} more"] if len(bad) > most else []

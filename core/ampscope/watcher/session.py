@@ -22,7 +22,6 @@ import shlex
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +39,7 @@ from ampscope.capture.failures import working_s
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
+from ampscope.capture.user_objects import IdSet, groups_of
 from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
@@ -122,7 +122,7 @@ class Session(TrainingListener):
         )
         self._state = StateGuard(models, settings.ema) if settings.guard else None
         self._state_alarms: list[Event] = []  # of averages, seen before a backward
-        self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepping: IdSet[Optimizer] = IdSet()
         self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
         inside = TappedHistograms(models, guard, self._unseen) if settings.taps else None
@@ -441,7 +441,8 @@ class Session(TrainingListener):
         else:
             alarms += self._finish(ended)
         if self._state is not None:
-            self._stepping.update(optimizers)
+            for optimizer in optimizers:
+                self._stepping.add(optimizer)
             self._note(self._state.after_step(self._stepping), now.step)
             alarms += self._state_alarms
             self._state_alarms = []
@@ -638,7 +639,8 @@ def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
 
 def lr_on_device(optimizer: Optimizer) -> Tensor | None:
     """Its first group's learning rate, where that is a number on a device (a capturable one)."""
-    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    groups = groups_of(optimizer)
+    rate = groups[0].get("lr") if groups else None
     return rate if isinstance(rate, Tensor) and not rate.is_cpu and rate.numel() == 1 else None
 
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.tensors import floats
+from ampscope.capture.user_objects import buffers, parameters, state_of
 from ampscope.errors import BadInput
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.numbers import first_nonfinite, read_numbers
@@ -73,7 +74,7 @@ class StateGuard:
         now: dict[str, Tensor] = {}
         for root in self._models.roots:
             prefix = f"{root.name}." if len(self._models.roots) > 1 else ""
-            now |= {prefix + name: buffer for name, buffer in root.plain.named_buffers()}
+            now |= {prefix + name: buffer for name, buffer in buffers(root.plain)}
         if all(self._known.get(name) == tuple(b.shape) for name, b in now.items()) and not _bad(
             now
         ):
@@ -91,12 +92,11 @@ class StateGuard:
     def _states(self, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
         names = {id(p.tensor): p.name for p in self._models.parameters}
         for optimizer in optimizers:
-            for parameter, state in optimizer.state.items():
+            for parameter, state in state_of(optimizer):
                 name = names.get(id(parameter), "a parameter")
-                if isinstance(state, Mapping):
-                    for key, value in state.items():
-                        if isinstance(value, Tensor) and value.numel():
-                            yield f"{key} of {name}", value
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.numel():
+                        yield f"{key} of {name}", value
 
     def _ring(self, alarm: str, bad: str) -> list[tuple[str, str]]:
         if not bad:
@@ -130,7 +130,7 @@ def _tensors(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, nn.Module):
-        for key, tensor in (*value.named_parameters(), *value.named_buffers()):
+        for key, tensor in (*parameters(value), *buffers(value)):
             yield key, tensor
     elif isinstance(value, Mapping):
         for key, part in value.items():

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ampscope.capture.training_events import plain_optimizer
+from ampscope.capture.user_objects import torch_optimizer
 from ampscope.errors import BadInput
 from ampscope.records import Event, RunInfo, StepRecord
 from ampscope.store.db import default_path
@@ -274,13 +274,15 @@ def named(models: object) -> dict[str, nn.Module]:
 def optimizers_of(given: Any) -> list[Optimizer]:
     """Raises BadInput for anything that is no optimizer."""
     several = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    found = [plain_optimizer(optimizer) for optimizer in several]
-    for optimizer in found:
-        if not isinstance(optimizer, Optimizer):
+    found = []
+    for given_one in several:
+        optimizer = torch_optimizer(given_one)
+        if optimizer is None:
             raise BadInput(
                 "watch() takes torch.optim.Optimizer objects or wrappers of them; it was given "
-                f"one of type {type(optimizer).__name__}. Leave it out to have it found."
+                f"one of type {type(given_one).__name__}. Leave it out to have it found."
             )
+        found.append(optimizer)
     return found
 
 

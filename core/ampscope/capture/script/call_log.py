@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
@@ -29,20 +29,26 @@ from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.tensors import AUTOCAST_KINDS, is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
+from ampscope.capture.user_objects import IdSet, parameters
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
 from ampscope.patches import Patches
 
 # Scalers that the script enabled and a control disabled. A constant by which such a script
 # multiplies its loss is a weight, as in the run with the scaler, and no loss scale.
-held_off: WeakSet[Any] = WeakSet()
+held_off: IdSet[Any] = IdSet()
 
 
 class _OutsideGraphs:
     """Listeners hear of no step that a CUDA graph records: nothing is computed yet."""
 
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return None if is_capturing() else function(*args, **kwargs)
+        if is_capturing():
+            return None
+        return self._failures.call("steps of an optimizer", function, *args, **kwargs)
 
 
 class CallLog(StepListener):
@@ -68,8 +74,9 @@ class CallLog(StepListener):
         self._hand_scaled: set[str] = set()  # lines of backward passes
         self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
         self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
-        self._events = StepEvents(watch, self, steps, guard=_OutsideGraphs())
-        self._patches = Patches()
+        self.failures = steps.failures
+        self._events = StepEvents(watch, self, steps, guard=_OutsideGraphs(self.failures))
+        self._patches = ContainedPatches(self.failures, "calls of torch's functions")
 
     def resume(self) -> None:
         """The log begins within a script that has run: an autocast region may be open."""
@@ -167,8 +174,10 @@ class CallLog(StepListener):
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
         name, note = self._scalers.name_of(scaler), self._steps.optimizer_name(optimizer)
-        self._calls.add("scaler_step", subject=name, note=note)
-        self._calls.enter()
+        try:
+            self._calls.add("scaler_step", subject=name, note=note)
+        finally:
+            self._calls.enter()
 
     def after_scaler_step(
         self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
@@ -342,11 +351,7 @@ HALVES = frozenset([torch.float16, torch.bfloat16])
 
 
 def _parameter_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
-    """Empty where a class of the user's own cannot list its parameters."""
-    try:
-        return {p.dtype for p in module.parameters()}
-    except Exception:
-        return set()
+    return {parameter.dtype for _, parameter in parameters(module)}
 
 
 def _factor(note: str) -> float:

@@ -12,7 +12,6 @@ import os
 import platform
 import random
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -21,11 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampscope.capture.failures import Failures
+from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.global_hooks import BUFFERS, PARAMETERS
-from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.script.run_digests import ParameterNames, RunDigests
 from ampscope.capture.tensors import floating_tensors
+from ampscope.capture.user_objects import (
+    IdMap,
+    groups_of,
+    modules,
+    own_buffers,
+    own_parameters,
+    state_of,
+)
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import DtypeEntry, Surroundings
 from ampscope.patches import Patches
@@ -66,6 +72,9 @@ _SWITCHES: Mapping[str, Callable[[], Any]] = {
 }
 
 
+WHAT = "where dtypes come from"
+
+
 class DtypeLedger:
     """Entries in :meth:`records`; a tensor has another when its dtype changes."""
 
@@ -76,10 +85,9 @@ class DtypeLedger:
         self._autocast = autocast
         self._digests: RunDigests | None = None
         self._default = "", ""  # dtype and line of set_default_dtype
-        self._made: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[str, str]]] = (
-            weakref.WeakKeyDictionary()
-        )  # by the tensor's name: line and why
-        self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+        # By the tensor's name: line and why.
+        self._made: IdMap[nn.Module, dict[str, tuple[str, str]]] = IdMap()
+        self._optimizers: IdMap[Optimizer, str] = IdMap()
         self._entries: dict[tuple[str, str], DtypeEntry] = {}
         self._all: list[DtypeEntry] = []
         self._surroundings: Surroundings | None = None
@@ -91,7 +99,8 @@ class DtypeLedger:
         """Hears of modules, casts and defaults while entered."""
         self._digests = digests
         names = digests.names
-        with Patches() as patches, contextlib.ExitStack() as stack:
+        patched = ContainedPatches(self.failures, WHAT)
+        with patched as patches, contextlib.ExitStack() as stack:
             patches.wrap(nn.Module, "_apply", self._apply)
             patches.wrap(torch, "set_default_dtype", self._set_default)
             patches.wrap(Optimizer, "__init__", self._new_optimizer)
@@ -100,17 +109,20 @@ class DtypeLedger:
                 names.register(module, name, parameter)
                 self._registered(module, name, parameter)
 
-            stack.enter_context(PARAMETERS.subscribe(registered))
-            stack.enter_context(BUFFERS.subscribe(self._registered))
+            hook = self.failures.hook
+            stack.enter_context(PARAMETERS.subscribe(hook(WHAT, registered)))
+            stack.enter_context(BUFFERS.subscribe(hook(WHAT, self._registered)))
             yield
 
     def model(self, root: nn.Module, prefix: str) -> None:
         """The dtypes of a model's parameters and buffers as they are now."""
-        for path, module in root.named_modules():
-            made = self._made.get(module, {})
-            for kind, held in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for name, tensor in held.items():
-                    if tensor is None or not tensor.is_floating_point():
+        for path, module in modules(root):
+            made = self._made.get(module) or {}
+            for kind, held in (
+                ("parameter", own_parameters(module)), ("buffer", own_buffers(module))
+            ):  # fmt: skip
+                for name, tensor in held:
+                    if not tensor.is_floating_point():
                         continue
                     full = ".".join(filter(None, (prefix, path, name)))
                     line, why = made.get(name, ("", ""))
@@ -126,7 +138,7 @@ class DtypeLedger:
             return
         dtype = dtype_name(found[0].dtype)
         region, line = self._autocast()
-        own = {dtype_name(p.dtype) for p in module._parameters.values() if p is not None}
+        own = {dtype_name(p.dtype) for _, p in own_parameters(module)}
         if region == dtype and dtype not in own:
             self._add("activation", path, dtype, line, f"autocast ({dtype})")
         elif dtype in own:
@@ -140,9 +152,9 @@ class DtypeLedger:
     def states(self, optimizer: Optimizer, names: ParameterNames) -> None:
         """The dtypes of an optimizer's state."""
         kind = type(optimizer).__name__
-        line = self._optimizers.get(optimizer, "")
-        for parameter in parameters_of(optimizer):
-            for key, value in optimizer.state.get(parameter, {}).items():
+        line = self._optimizers.get(optimizer) or ""
+        for parameter, state in state_of(optimizer):
+            for key, value in state.items():
                 if not isinstance(value, Tensor) or not value.is_floating_point():
                     continue
                 dtype = dtype_name(value.dtype)
@@ -212,11 +224,9 @@ class DtypeLedger:
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for owner in module.modules():
-        for held in (owner._parameters, owner._buffers):
-            for name, tensor in held.items():
-                if tensor is not None:
-                    yield owner, name, tensor
+    for _, owner in modules(module):
+        for name, tensor in (*own_parameters(owner), *own_buffers(owner)):
+            yield owner, name, tensor
 
 
 def _held(module: nn.Module) -> dict[tuple[int, str], torch.dtype]:
@@ -236,7 +246,7 @@ def surroundings(optimizers: list[Optimizer]) -> dict[str, str]:
     for number, optimizer in enumerate(optimizers):
         kind = type(optimizer).__name__
         found[f"optimizer{number}"] = kind
-        for place, group in enumerate(optimizer.param_groups):
+        for place, group in enumerate(groups_of(optimizer)):
             where = f"optimizer{number}" + (f" group {place}" if place else "")
             for key, value in group.items():
                 if key != "params" and isinstance(value, bool | int | float | str | tuple | None):

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import OpCall
-from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.tensors import HALF, are_finite, fetch, has_own_memory
+from ampscope.capture.user_objects import parameters_of
 from ampscope.observations import GradientChange
 from ampscope.source_lines import SourceLines, line_name
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ampscope.analysis.precision_use import NO_ARITHMETIC, SCALER_PREFIX
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, REGISTERED, Subscription
 from ampscope.capture.op_trace import Flops
+from ampscope.capture.user_objects import IdMap, IdSet, children, modules
 from ampscope.numerics.formats import dtype_name
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "OptimizedModule")
@@ -29,28 +31,28 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "OptimizedModule")
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's model inside the wrappers of parallel training and of torch.compile, whose names
     are in no path."""
-    while type(model).__name__ in _WRAPPERS:
-        model = next(model.children())
+    while type(model).__name__ in _WRAPPERS and (inside := children(model)):
+        model = inside[0][1]
     return model
 
 
 class ModulePaths:
     """Keeps the stack of running modules and the names of all modules that ever ran."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Failures | None = None) -> None:
+        self.failures = failures or Failures()
         self.stack: list[nn.Module] = []
         self.roots: list[weakref.ref[nn.Module]] = []
-        self._parent: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._parent: IdMap[nn.Module, tuple[weakref.ref[nn.Module], str]] = IdMap()
+        self._known: IdSet[nn.Module] = IdSet()
         self._handles: list[Subscription] = []
 
     def __enter__(self) -> ModulePaths:
+        hook = partial(self.failures.hook, "which modules ran")
         self._handles = [
-            REGISTERED.subscribe(self.link),
-            FORWARD_PRE.subscribe(self._enter_module),
-            FORWARD_ALWAYS.subscribe(self._leave_module),
+            REGISTERED.subscribe(hook(self.link)),
+            FORWARD_PRE.subscribe(hook(self._enter_module)),
+            FORWARD_ALWAYS.subscribe(hook(self._leave_module)),
         ]
         return self
 
@@ -91,7 +93,7 @@ class ModulePaths:
 
     def registered(self) -> list[nn.Module]:
         """All modules that are known to belong to another one."""
-        return list(self._parent)
+        return self._parent.keys()
 
     def link(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         """``child`` is registered in ``parent`` as ``name``."""
@@ -99,9 +101,9 @@ class ModulePaths:
             self._parent[child] = (weakref.ref(parent), name)
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
+        self.stack.append(module)
         if module not in self._known:
             self.discover(self.root_of(module))
-        self.stack.append(module)
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.stack and self.stack[-1] is module:
@@ -111,11 +113,10 @@ class ModulePaths:
         """Name everything below ``root``; again at no cost when it is known."""
         if root in self._known:
             return
-        for parent in root.modules():
+        for _, parent in modules(root):
             self._known.add(parent)
-            for name, child in parent.named_children():
-                if child not in self._parent:
-                    self._parent[child] = (weakref.ref(parent), name)
+            for name, child in children(parent):
+                self._parent.setdefault(child, (weakref.ref(parent), name))
         if all(ref() is not root for ref in self.roots):
             self.roots.append(weakref.ref(root))
 

@@ -14,15 +14,11 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import first_bad_index
 from ampscope.capture.tensors import HALF, are_finite, fetch, holds_numbers, plain, readable
+from ampscope.capture.user_objects import buffers, groups_of, parameters, state_of
 from ampscope.numerics.formats import FORMATS, dtype_name
 from ampscope.observations import Scan
 
 MOMENTS = 64  # of a parameter's second moments, sampled
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """All parameters that the optimizer steps, in its own order."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def lr_of(optimizer: Optimizer) -> float:
@@ -34,7 +30,8 @@ def lr_of(optimizer: Optimizer) -> float:
 def option_of(optimizer: Optimizer, name: str) -> float | None:
     """An option of its first group as a number; None where it has none, or several (the two
     ``eps`` of Adafactor)."""
-    value = optimizer.param_groups[0].get(name) if optimizer.param_groups else None
+    groups = groups_of(optimizer)
+    value = groups[0].get(name) if groups else None
     if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
         return float(value)
     return None
@@ -48,13 +45,15 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
     alive: list[Tensor] = []  # numbers of elements, where the state is
     dead: list[Tensor] = []
     samples: list[tuple[Tensor, dict[str, Any], Tensor, Tensor | None]] = []
-    for parameter, state in optimizer.state.items():
+    held = state_of(optimizer)
+    for parameter, state in held:
         tensors += [v for v in state.values() if isinstance(v, Tensor) and _is_of_interest(v)]
         first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
-        if all(isinstance(m, Tensor) and _is_of_interest(m) for m in (first, second)):
-            moving = plain(first) != 0
+        pair = [m for m in (first, second) if isinstance(m, Tensor) and _is_of_interest(m)]
+        if len(pair) == 2:
+            moving = plain(pair[0]) != 0
             alive.append(moving.sum())
-            dead.append((moving & (plain(second) == 0)).sum())
+            dead.append((moving & (plain(pair[1]) == 0)).sum())
         if isinstance(second, Tensor) and second.dtype in HALF and _is_of_interest(second):
             gradient = _gradient_like(parameter, second)
             fed = None if gradient is None else evenly(gradient, MOMENTS)
@@ -69,7 +68,7 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
         "state_fell_share": fell / compared if compared else None,
         "state_fall_due": due if compared else None,
         "state_fall_done": done if compared else None,
-        "state_decay": next((_decay(optimizer, s) for s in optimizer.state.values()), None),
+        "state_decay": next((_decay(optimizer, s) for _, s in held), None),
     }
 
 
@@ -101,7 +100,7 @@ def _fallen(
 def _decay(optimizer: Optimizer, state: dict[str, Any]) -> float | None:
     """What the second moment keeps of itself at a step: Adam's beta2, RMSprop's alpha, Adadelta's
     rho. None where the optimizer's options do not say."""
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    group = next(iter(groups_of(optimizer)), {})
     betas = group.get("betas")
     if "square_avg" in state:
         found = group.get("alpha", group.get("rho"))
@@ -206,12 +205,12 @@ def scan_model(moment: str, model: nn.Module, trained: set[int], step: int) -> l
     """Parameters (``frozen`` when no optimizer has them) and buffers of a model."""
     found = [
         scan(moment, "parameter" if id(p) in trained else "frozen", name, p, step)
-        for name, p in model.named_parameters()
+        for name, p in parameters(model)
         if holds_numbers(p)
     ]
     found += [
         scan(moment, "buffer", name, b, step)
-        for name, b in model.named_buffers()
+        for name, b in buffers(model)
         if b.is_floating_point() and holds_numbers(b) and b.numel()
     ]
     return found

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ from ampscope.capture.script.optimizer_facts import (
     nonfinite_count,
     on_host,
     option_of,
-    parameters_of,
     state_facts,
 )
 from ampscope.capture.tensors import (
@@ -48,8 +47,11 @@ from ampscope.capture.tensors import (
     unreadable,
 )
 from ampscope.capture.training_events import StepListener, did_nothing
+from ampscope.capture.user_objects import parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import OptimizerStep, ParameterGradient
+
+T = TypeVar("T")
 
 
 class StepInstruments(Protocol):
@@ -94,6 +96,7 @@ class OptimizerSteps(StepListener):
         self.clips = Clips()
         self.changes = GradientChanges(writes)
         self.gradients = GradientReader(taint_of)
+        self.failures = Failures()
         self._spent = (instruments or OwnTime(Failures())).spent
         self._motions: dict[int, WeightMotion] = {}  # id of an optimizer whose step runs
         self._samples: dict[str, WeightSample] = {}  # by optimizer, before its last step
@@ -180,8 +183,9 @@ class OptimizerSteps(StepListener):
     def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
         self._gradients_complete(optimizer)
         motion = self._motions.pop(id(optimizer), None) or WeightMotion()
+        nothing: tuple[float | None, float | None, float | None] = None, None, None
         with no_dispatch():
-            moved, norm, expected = motion.measured()
+            moved, norm, expected = self._fact("how weights moved", motion.measured, nothing)
         before = motion.take()
         if self._instruments is not None:
             self._instruments.after_step(before)
@@ -215,14 +219,28 @@ class OptimizerSteps(StepListener):
         self.changes.before_unscale(optimizer, name, scale_of, self.count)
 
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:
-        with no_dispatch():  # what ampscope computes is none of the script's ops
-            name = self.optimizer_name(optimizer)
+        name = self.optimizer_name(optimizer)
+        # What ampscope computes is none of the script's ops.
+        with no_dispatch(), self.failures.contained("the gradients of a step"):
             return self.gradients.read(optimizer, name, factor, self.count)
+        return GradientFacts((), 0, 0, 0, None, None)
+
+    def _fact(self, what: str, read: Callable[[], T], otherwise: T) -> T:
+        """One fact about a step; ``otherwise`` where it cannot be read, which is noted: the step
+        itself is never lost."""
+        with self.failures.contained(what):
+            return read()
+        return otherwise
 
     def _finish(self, optimizer: Optimizer, ending: Ending) -> None:
         facts = self._facts or self._read(optimizer, 1.0)
-        name, parameters = self.optimizer_name(optimizer), parameters_of(optimizer)
+        name, fact = self.optimizer_name(optimizer), self._fact
+        parameters: list[Tensor] = []
+        parameters = fact("an optimizer's parameters", lambda: parameters_of(optimizer), parameters)
         with no_dispatch():
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            state: dict[str, Any] = {"state_dtypes": ""}
+            state = fact("its state", lambda: state_facts(optimizer, self._moments), state)
             record = OptimizerStep(
                 step=self.count,
                 optimizer=name,
@@ -231,17 +249,17 @@ class OptimizerSteps(StepListener):
                 grad_nonfinite=facts.nonfinite,
                 grad_max=facts.largest,
                 grad_norm=facts.norm,
-                lr=lr_of(optimizer),
-                weight_nonfinite=nonfinite_count(parameters),
-                grad_dtypes=dtypes([p.grad for p in parameters if p.grad is not None]),
-                weight_dtypes=dtypes(parameters),
-                eps=option_of(optimizer, "eps"),
+                lr=fact("a learning rate", lambda: lr_of(optimizer), math.nan),
+                weight_nonfinite=fact("the weights", lambda: nonfinite_count(parameters), 0),
+                grad_dtypes=fact("the dtypes of gradients", lambda: dtypes(gradients), ""),
+                weight_dtypes=fact("the dtypes of weights", lambda: dtypes(parameters), ""),
+                eps=fact("an optimizer's eps", lambda: option_of(optimizer, "eps"), None),
                 ended_at=time.time(),
-                unclipped_norm=self.clips.take(parameters),
+                unclipped_norm=fact("a clip", lambda: self.clips.take(parameters), None),
                 backward_norm=self._hand_norms.get(name),
                 **asdict(self._loss),
                 **asdict(ending),
-                **state_facts(optimizer, self._moments),
+                **state,
             )
         self.records.append(record)
         self._facts = None

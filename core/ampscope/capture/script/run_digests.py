@@ -34,9 +34,16 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.script.module_paths import ModulePaths, unwrapped
 from ampscope.capture.script.op_facts import tensors
-from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.script.optimizer_steps import StepInstruments
 from ampscope.capture.tensors import floating_tensors, is_dtensor, readable
+from ampscope.capture.user_objects import (
+    IdSet,
+    buffers,
+    own_parameters,
+    parameters,
+    parameters_of,
+    state_of,
+)
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import DIGEST_ROLES, Digests
 
@@ -147,7 +154,7 @@ class RunDigests(StepInstruments):
         self._origin = origin
         self._op_step = op_step
         self._step = 0
-        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._known: IdSet[nn.Module] = IdSet()
         self._roots: list[weakref.ref[nn.Module]] = []
         self._open: dict[str, _Row] = {}  # by role, of the step that runs
         self._pending: set[int] = set()  # ids of optimizers whose gradients were digested
@@ -384,28 +391,29 @@ class ParameterNames:
         if id(parameter) in self._owners:
             ref, name = self._owners[id(parameter)]
             module = ref()
-            own = None if module is None else module._parameters.get(name)
+            own = None if module is None else dict(own_parameters(module)).get(name)
             module = module if own is parameter else None  # else an id was used again
         if module is None:
-            place = next(n for n, p in enumerate(parameters_of(optimizer)) if p is parameter)
+            every = enumerate(parameters_of(optimizer))
+            place = next((str(n) for n, p in every if p is parameter), "?")
             return f"parameter {place} of {type(optimizer).__name__}"
         prefix = self._prefix(self._paths.root_of(module))
         return ".".join(filter(None, (prefix, self._paths.path(module), name)))
 
 
 def _named_tensors(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in root.named_parameters():
+    for name, parameter in parameters(root):
         yield ".".join(filter(None, (prefix, name))), parameter
     yield from _buffers(root, prefix)
 
 
 def _buffers(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    for name, buffer in root.named_buffers():
+    for name, buffer in buffers(root):
         yield ".".join(filter(None, (prefix, name))), buffer
 
 
 def _state(optimizer: Optimizer, names: ParameterNames) -> Iterator[tuple[str, Tensor]]:
-    for parameter in parameters_of(optimizer):
-        for key, value in optimizer.state.get(parameter, {}).items():
+    for parameter, state in state_of(optimizer):
+        for key, value in state.items():
             if isinstance(value, Tensor) and not is_dtensor(value):
                 yield f"{names.of(parameter, optimizer)}: {key}", value

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.capture.user_objects import IdMap, modules, own_parameters, parameters, parameters_of
 from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRecord, Role
 
 
@@ -194,7 +193,7 @@ class ScriptModels:
     def __init__(self, paths: ModulePaths) -> None:
         self.is_training = True  # the outermost module that runs was called with gradients
         self._paths = paths
-        self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._numbers: IdMap[nn.Module, int] = IdMap()
         self._positions = WeakTensorKeyDictionary()  # parameter -> place in the two lists below
         self.owners: list[int] = []  # the number of the module, by the parameter's position
         self.names: list[str] = []  # dotted, by position
@@ -244,19 +243,20 @@ class ScriptModels:
     def _add(self, root: nn.Module) -> None:
         """Number what is new below ``root``: a model may get further modules later on. One with
         lazy modules waits until its first forward has given them shapes."""
-        if any(map(is_lazy, root.parameters())):
+        if any(is_lazy(parameter) for _, parameter in parameters(root)):
             return
         names = ModelMap(root)
         known = {record.path for record in self._records}
         prefix = "" if "" not in known else type(root).__name__
-        for module, record in zip(root.modules(), names.records(), strict=True):
+        for (_, module), record in zip(modules(root), names.records(), strict=True):
             if module in self._numbers:
                 continue
-            number = self._numbers[module] = len(self._records)
+            number = len(self._records)
+            self._numbers[module] = number
             path = _unused(".".join(filter(None, (prefix, record.path))), known)
             known.add(path)
             self._records.append(dataclasses.replace(record, index=number, path=path))
-            for name, parameter in module.named_parameters(recurse=False):
+            for name, parameter in own_parameters(module):
                 self._add_parameter(parameter, number, f"{path}.{name}" if path else name)
 
     def _add_parameter(self, parameter: nn.Parameter, owner: int, name: str) -> None:

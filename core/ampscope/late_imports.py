@@ -1,0 +1,78 @@
+"""Modules that ampscope loads in the midst of a script, as a fresh interpreter would load them.
+
+A script owns its process. It may have put a function of its own in the place of ``print`` or
+``__import__``, and made errors of warnings: libraries that look such things up fail to import then
+(numba takes a builtin by its name from the module that it says it is of).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import importlib
+import io
+import warnings
+from collections.abc import Iterator
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+REPLACED = ("print", "open", "input", "__import__", "exec", "eval", "compile")
+_HUSHED: Any = ("ignore", None, Warning, None, 0)
+_real = {name: getattr(builtins, name) for name in REPLACED}  # once known to be Python's own
+_failed: dict[str, str] = {}
+
+
+def late_import(name: str) -> ModuleType:
+    """The module of that name. Raises ImportError, whatever its import raised; what has failed once
+    is not tried again."""
+    if name in _failed:
+        raise ImportError(_failed[name])
+    try:
+        with real_builtins(), _no_warning_is_an_error():
+            return importlib.import_module(name)
+    except Exception as error:
+        _failed[name] = f"{type(error).__name__}: {error}"
+        raise ImportError(_failed[name]) from error
+
+
+@contextlib.contextmanager
+def real_builtins() -> Iterator[None]:
+    """Python's own functions are in :mod:`builtins` inside, for every thread; then what was."""
+    _look_for_real()
+    before = {n: vars(builtins)[n] for n, real in _real.items() if vars(builtins)[n] is not real}
+    vars(builtins).update({name: _real[name] for name in before})
+    try:
+        yield
+    finally:
+        vars(builtins).update(before)
+
+
+def _look_for_real() -> None:
+    """A script may have replaced some before ampscope was imported. Its own function nearly always
+    calls Python's, which is alive then."""
+    missing = {name for name, one in _real.items() if type(one) is not BuiltinFunctionType}
+    if not missing:
+        return
+    for one in gc.get_objects():
+        if type(one) is not BuiltinFunctionType or one.__name__ not in missing:
+            continue
+        if one.__self__ is builtins or one is io.open:
+            _real[one.__name__] = one
+    for name in missing:  # where it is gone, what is there now
+        if type(_real[name]) is not BuiltinFunctionType:
+            del _real[name]
+
+
+@contextlib.contextmanager
+def _no_warning_is_an_error() -> Iterator[None]:
+    # Not by warnings.catch_warnings, which makes Python forget what it has warned of once.
+    filters: Any = warnings.filters
+    is_needed = any(action == "error" for action, *_ in filters)
+    if is_needed:
+        filters.insert(0, _HUSHED)
+    try:
+        yield
+    finally:
+        if is_needed and _HUSHED in filters:
+            filters.remove(_HUSHED)
