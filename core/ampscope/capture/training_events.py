@@ -475,6 +475,14 @@ def _losses(value: Any) -> list[Tensor]:
     return [] if loss is None else [loss]
 
 
+def scale_of(scaler: Any) -> float:
+    """What a scaler multiplies losses by; torch's own number, whatever a class made from torch's
+    tells."""
+    if issubclass(type(scaler), torch.amp.GradScaler):
+        return float(torch.amp.GradScaler.get_scale(scaler))
+    return float(scaler.get_scale())
+
+
 def scaler_classes(scalers: Sequence[Any]) -> Iterator[type]:
     """Whose methods a scaler may run: the classes of the given ones; without any,
     :class:`torch.amp.GradScaler` and every class made from it."""

@@ -28,7 +28,7 @@ from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.taps import ACTIVATION, DRAW, Place, RunningModules, below, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, is_capturing, readable
-from ampscope.capture.training_events import TrainingEvents, TrainingListener
+from ampscope.capture.training_events import TrainingEvents, TrainingListener, scale_of
 from ampscope.capture.user_objects import IdSet, parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import (
@@ -117,7 +117,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """A step of ``optimizer`` begins, through ``scaler`` or, where it is None, directly."""
         self._stepping = True
-        self._scale = ("", 1.0) if scaler is None else ("scaler0", float(scaler.get_scale()))
+        self._scale = ("", 1.0) if scaler is None else ("scaler0", scale_of(scaler))
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         self._bad_gradients = sum(not all_finite(g) for g in gradients)
         if self.digests is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampscope.capture.training_events import scale_of
 from ampscope.capture.weights import moved_share
 from ampscope.records import (
     Event,
@@ -134,7 +135,7 @@ class Reading:
             interval = max(1, int(scaler.get_growth_interval()))
             self.scale, self.growth = known[0], GrowthCounter(int(known[1]), interval)
         else:
-            self.scale, self.growth = float(scaler.get_scale()), _growth(scaler)
+            self.scale, self.growth = scale_of(scaler), _growth(scaler)
 
     def run_again(self, result: Replay | str, step: int) -> None:
         """What came of a second run, or why there was none."""

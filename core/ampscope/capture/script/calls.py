@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ampscope.capture.training_events import scale_of
 from ampscope.observations import Call
 from ampscope.source_lines import SourceLines, line_name
 
@@ -71,7 +72,7 @@ class Calls:
 
     def scale_of(self, scaler: Any) -> float:
         """The scaler's scale, read without leaving a trace in the log."""
-        return float(self.inside(scaler.get_scale))
+        return float(self.inside(scale_of, scaler))
 
 
 class Numbering:
