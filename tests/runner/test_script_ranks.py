@@ -433,7 +433,7 @@ def named_rank(report: DiagnosisResult) -> tuple[str, int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_fault_of_one_rank_alone_is_its_own(
     parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -613,7 +613,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.thorough)])
 def test_the_ranks_that_lightning_starts_are_followed(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

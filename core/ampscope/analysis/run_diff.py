@@ -221,11 +221,6 @@ def with_histograms(
     return replace(values, rows=rows)
 
 
-def has_digests(values: Values) -> bool:
-    """Whether tensors of this run can be compared, and not its losses alone."""
-    return any(role in ("activation", "gradient", "weight") for _, role in values.rows)
-
-
 def _entries(record: Digests) -> Iterator[tuple[_Key, Held]]:
     seen: Counter[str] = Counter()
     columns = (record.dtypes, record.totals, record.checksums, record.norms, record.nonfinite)
