@@ -17,6 +17,7 @@ import pytest
 from ampscope import number_words
 from ampscope.control import Control
 from ampscope.diagnosis.load import load_diagnosis, stored
+from ampscope.diagnosis.result import so_far
 from ampscope.errors import BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
@@ -247,6 +248,19 @@ def test_a_lost_run(store_path: Path, open_page: Open) -> None:
     assert not app.exception
     assert "Could not diagnose: The process exited without reporting an error" in texts(app)
     assert "smaller batch if memory ran out" in texts(app)
+
+
+def test_the_verdict_so_far_stands_while_fixes_are_tried(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    with Reader(store_path) as reader:
+        judged = load_diagnosis(reader, head)
+    keep_conclusion(store_path, head, stored(replace(judged, notes=(so_far(1, 5),))))
+    script_stores.run(store_path, "lr:0.1", None, state=None)
+    app = open_page("diagnosis", run=head)
+    assert not app.exception
+    assert "Under way:** fixes are tried; the script runs at 0.1 times its learning" in texts(app)
+    assert "3 runs have ended. Verdict so far: 1 of at most 5 fixes was run." in texts(app)
+    assert judged.diagnosis.findings[0].verdict.reason[:40] in texts(app)
 
 
 def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: Open) -> None:

@@ -9,16 +9,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
+from ampscope.diagnosis.findings import diagnose as judged_as
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import BadInput
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from tests.helpers.diagnosis_contract import EXIT_STATUS, checked
+from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, evidence, run, steps
+from tests.helpers.evidence_of_ops import ACTIVATION
 from tests.helpers.script_runner import write_script
 
 HEALTHY = """
@@ -133,6 +138,33 @@ def test_a_fault_of_ampscope_is_no_verdict(tmp_path: Path, monkeypatch: pytest.M
     assert "ampscope itself failed" in checked(out.read_text())["reason"]
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_time_of_a_diagnosis_ends_it_with_the_verdict_so_far(
+    is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: its time is up while a run is waited for."""
+    broken = evidence(run(steps(FLAT, **OVERFLOWED), ACTIVATION), HEALTHY_FP32)
+    found = DiagnosisResult("train.py", judged_as(broken), {}, (), 1.0)
+
+    def waiting(*arguments: Any) -> None:
+        if is_known:
+            arguments[-1](found)
+        time.sleep(60)
+
+    monkeypatch.setattr("ampscope.cli.diagnose.run_diagnosis", waiting)
+    script, out = write_script(tmp_path, "fine.py", "pass"), tmp_path / "out.json"
+    started, before = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    given = ["diagnose", "--time", "0.5", "--json", str(out), str(script)]
+    result = CliRunner().invoke(main, given)
+    assert time.monotonic() - started < 30
+    assert signal.getsignal(signal.SIGALRM) is before
+    document = json.loads(out.read_text())
+    assert "ampscope: The time of --time is up." in result.output
+    assert result.exit_code == (1 if is_known else 2), result.output
+    assert document["verdict"] == ("fault" if is_known else "inconclusive")
+    assert result.output.count(found.diagnosis.findings[0].verdict.reason[:40]) == 2 * is_known
+
+
 REFUSED = {
     "missing.py": "There is no file missing.py.",
     "--nope": "There is no option --nope. --help lists those that there are.",
@@ -181,6 +213,8 @@ def test_what_is_no_script_is_refused_at_once(
         (["--json", "."], "it is a folder"),
         (["--steps", "0"], "must be positive"),
         (["--time-limit", "nan"], "must be positive"),
+        (["--time", "nan"], "positive number of seconds"),
+        (["--time", "0"], "positive number of seconds"),
         (["--time-limit", "-1"], "must be positive"),
         (["--memory-limit", "-1"], "0 or more"),
         (["--store", "fine.py/runs.db"], "fine.py"),

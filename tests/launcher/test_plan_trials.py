@@ -613,3 +613,42 @@ def test_the_findings_own_line_is_tried_before_a_search_over_modules() -> None:
         ("fp32_lines:train.py:1", True),
     ]
     assert runs.made == ["as_is", "fp32", "fp32_modules:a", "fp32_lines:train.py:1"]
+
+
+def test_fixes_are_counted_and_each_change_of_the_verdict_is_handed_on() -> None:
+    """At most: the rule's own, the search for a set of modules, and bf16."""
+    runs, said, seen = Runs(_bad("a"), False, ("b", "d")), [], []
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), said.append)
+    plan.first_two(None)
+    findings = diagnose(plan.evidence).findings
+    plan.count_fixes(findings)
+    plan.on_change = lambda: seen.append((plan.ended_fixes, len(plan.trials)))
+    plan.try_fixes(findings[0])
+    own = len(findings[0].verdict.fix.controls)
+    most = own + 2 - ("bf16" in findings[0].verdict.fix.controls)
+    announced = [text.partition(":")[0] for text in said if text.startswith("trying fixes")]
+    counted = list(dict.fromkeys(announced))
+    assert counted == [f"trying fixes, {n} of at most {most}" for n in range(1, len(counted) + 1)]
+    assert len(counted) <= most
+    assert seen[0] == (0, 0)
+    assert seen[-1][0] == len(counted)
+
+
+@pytest.mark.parametrize(
+    ("control", "needed"), [("fp32_modules:a", ("a",)), ("bf16", ("not there",))]
+)
+def test_a_fix_whose_run_a_user_stopped_was_not_tried(
+    control: str, needed: tuple[str, ...]
+) -> None:
+    class Stopped(Runs):
+        def run(self, made: str, parent: str = "") -> ScriptRun:
+            run = super().run(made, parent)
+            info = Info()
+            info.state = State.CANCELLED if made == control else State.FINISHED
+            return replace(run, info=cast(RunInfo, info))
+
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, Stopped(_bad("a"), True, needed))), str)
+    plan.first_two(None)
+    plan.try_fixes(diagnose(plan.evidence).findings[0])
+    assert control in plan.views
+    assert control not in [trial.control for trial in plan.trials]

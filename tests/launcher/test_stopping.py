@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.report.contract import document as to_document
+from ampscope.store.reader import Reader
 from tests.helpers import browser
+from tests.helpers.diagnosis_contract import checked
 
 SCRIPT = """
 import torch
@@ -84,6 +88,63 @@ def stopped(what: str, number: signal.Signals, after_s: float, folder: Path) -> 
 def test_a_signal_at_some_moment(what: str, number: signal.Signals, tmp_path: Path) -> None:
     moment = random.Random(f"{what}{number}").uniform(0.2, LONGEST_S[what])
     stopped(what, number, moment, tmp_path)
+
+
+OVERFLOWS = """
+import torch
+torch.manual_seed(0)
+m = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+with torch.no_grad(): m[0].weight.mul_(3e5); m[1].weight.mul_(3e5); m[2].weight.mul_(1e-9)
+o = torch.optim.SGD(m.parameters(), 1e-9)
+for i in range(6):
+    o.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = m(torch.randn(16, 8)).float().mean()
+    loss.backward(); o.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "sent_at", "says"),
+    [
+        (signal.SIGINT, "trying fixes, 1 of at most", "Verdict so far: no fix was run."),
+        (signal.SIGTERM, "trying fixes, 2 of at most", "Verdict so far: 1 of at most"),
+    ],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_a_signal_behind_the_cause_ends_with_the_verdict_so_far(
+    number: signal.Signals, sent_at: str, says: str, tmp_path: Path
+) -> None:
+    """The cause is printed before any fix is run; the JSON, the status and the page are its."""
+    script = tmp_path / "train.py"
+    script.write_text(OVERFLOWS)
+    store, out = tmp_path / "runs.db", tmp_path / "out.json"
+    given = ["diagnose", "--quiet", "--json", str(out), "--store", str(store), str(script)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ampscope.cli.main", *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while sent_at not in said and (line := process.stderr.readline()):
+            said += line
+        process.send_signal(number)
+        printed, rest = process.communicate(timeout=60)
+    document = checked(out.read_text())
+    assert process.returncode == 1, said + rest
+    assert said.index("Root cause: ") < said.index("trying fixes, 1 of at most")
+    assert rest.splitlines()[-1] == "ampscope: Cancelled. What was recorded is kept."
+    assert document["findings"][0]["cause"] == "activation_overflow"
+    assert document["findings"][0]["fix"]["verified"] is (None if "no fix" in says else False)
+    assert [note for note in document["notes"] if note.startswith(says)]
+    assert says in " ".join(printed.split())
+    with Reader(store) as reader:
+        shown = load_diagnosis(reader, document["runs"]["as_is"])
+    assert to_document(shown) == document
+    assert not children_of(tmp_path)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

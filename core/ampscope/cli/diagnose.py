@@ -41,7 +41,7 @@ from ampscope.records import RunSpec, State
 from ampscope.report import fix_words
 from ampscope.report.contract import to_json, to_sarif
 from ampscope.report.document import visible
-from ampscope.report.terminal import print_report
+from ampscope.report.terminal import print_cause, print_report
 
 # Refuse what is no Python script, or no limit, before a process is started for it.
 
@@ -184,6 +184,14 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--again", is_flag=True, help="SCRIPT is a run: judge its evidence by the rules of today."
 )
+@click.option(
+    "--time",
+    "time_s",
+    type=float,
+    default=math.inf,
+    metavar="SECONDS",
+    help="For all runs together: end with the verdict so far when they have passed.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 for latent losses of numbers, too.")
 @script_options
 def diagnose(
@@ -191,16 +199,27 @@ def diagnose(
     time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
     quiet: bool, store: Path,
     json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
-    capsule: Path | None, trust: str, on: str | None,
+    capsule: Path | None, trust: str, on: str | None, time_s: float,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
+
+    The cause is printed as soon as it is known. Ctrl-C then ends with it, without further fixes.
 
     Exit status: 0 no fault, 1 fault found, 2 could not run or undetermined.
     """
     output = Output(json_out, sarif_out)
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
+    so_far: list[DiagnosisResult] = []
+
+    def hear(report: DiagnosisResult) -> None:
+        if not so_far:
+            print_cause(report, progress)
+        so_far[:] = [report]
+
     try:
+        if not time_s > 0:
+            raise BadInput("--time takes a positive number of seconds.")
         if capsule is None and not script:
             raise BadInput("Name the script to diagnose, or a step with --capsule.")
         if trust and capsule is None:
@@ -220,19 +239,24 @@ def diagnose(
             )  # fmt: skip
             if not on and spec.framework == TORCH:  # jobs run on other machines
                 say_unused_gpu()
-            report = run_diagnosis(
-                spec,
-                store,
-                lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
-                show,
-                not no_verify,
-                on or "",
-            )
+            with stopping.within(time_s):
+                report = run_diagnosis(
+                    spec,
+                    store,
+                    lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
+                    show,
+                    not no_verify,
+                    on or "",
+                    hear,
+                )
     except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
         reason = reason_of(error)
         stopping.ignore()  # whatever comes now, this is how it ended
-        output.write(could_not_run(script or str(capsule or ""), policy, reason))
-        raise AmpscopeError(reason) from error
+        if not so_far:
+            output.write(could_not_run(script or str(capsule or ""), policy, reason))
+            raise AmpscopeError(reason) from error
+        click.echo(f"ampscope: {visible(reason)}", err=True)
+        (report,) = so_far
     stopping.ignore()  # the verdict is there
     output.write(report)
     output.show(report)
@@ -451,6 +475,7 @@ def _spec(
 EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
 STANDARD_OUTPUT = Path("-")
 CANCELLED = "Cancelled. What was recorded is kept."
+TIME_IS_UP = "The time of --time is up. What was recorded is kept."
 PIPE_WIDTH = 120  # columns where no terminal sets them
 
 
@@ -513,6 +538,8 @@ def reason_of(error: BaseException) -> str:
     """One sentence about what ended a diagnosis: a refusal, Ctrl-C, or a fault of ampscope."""
     if isinstance(error, AmpscopeError):
         return str(error)
+    if isinstance(error, stopping.TimeIsUp):
+        return TIME_IS_UP
     if isinstance(error, KeyboardInterrupt):
         return CANCELLED
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -9,6 +9,7 @@ has begun and after it has ended there is nothing to clean up.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -25,6 +26,10 @@ AGAIN_S = 0.05
 
 class Stopped(KeyboardInterrupt):
     """A signal asked this command to stop."""
+
+
+class TimeIsUp(Stopped):
+    """What :func:`within` allowed has passed."""
 
 
 class _State:
@@ -83,9 +88,28 @@ def deferred(*, again: bool = True) -> Iterator[None]:
     finally:
         _state.depth -= 1
         if _state.waiting and not _state.depth:
-            _state.waiting = 0
+            number, _state.waiting = _state.waiting, 0
             if again:
-                raise Stopped
+                raise _asked_by(number)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """A block that :class:`TimeIsUp` ends after ``seconds``, as a signal would."""
+    if math.isinf(seconds):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _stopped)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _asked_by(number: int) -> Stopped:
+    return TimeIsUp() if number == signal.SIGALRM else Stopped()
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:
@@ -95,7 +119,7 @@ def _stopped(number: int, frame: FrameType | None) -> None:
     if _state.depth:
         _state.waiting = number
         return
-    raise Stopped
+    raise _asked_by(number)
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:

@@ -80,9 +80,10 @@ def judge_again(store: Path, run_id: str) -> tuple[DiagnosisResult, DiagnosisRes
 
 def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> DiagnosisResult:
     views = {name: _view(reader, r) for name, r in infos.items() if not r.state.is_active}
-    for name, view in list(views.items()):  # what a search's end cut short says nothing
+    for name, view in list(views.items()):  # what was cut short says nothing
         is_shorter = infos[name].spec.time_limit_s < first.spec.time_limit_s
-        if is_shorter and view.outcome.ended in ("time", "killed"):
+        is_cut = is_shorter and view.outcome.ended in ("time", "killed")
+        if is_cut or infos[name].state is State.CANCELLED:
             del views[name]
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
@@ -233,8 +234,12 @@ def _concluded(data: str, infos: dict[str, RunInfo]) -> DiagnosisResult | None:
         found = _CONCLUSIONS.record(_Conclusion, parsed(data)) if data else None
     except (Refusal, Damaged, ValueError):
         return None
+    if found is None:
+        return None
+    drawn_from = set(found.runs)
     ended = {(control, info.id) for control, info in infos.items() if not info.state.is_active}
-    if found is None or ended != set(found.runs):
+    stopped = {pair for pair in ended - drawn_from if infos[pair[0]].state is State.CANCELLED}
+    if ended - stopped != drawn_from:  # a run that a user stopped adds nothing
         return None
     rules = {rule.id: rule for rule in all_rules()}
     answers = tuple((rules[id_], v) for id_, v in found.diagnosis.answers if id_ in rules)

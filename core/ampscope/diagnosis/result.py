@@ -32,6 +32,7 @@ OF_COMPILERS = frozenset(
 )
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
+SO_FAR = "Verdict so far: "  # how the note on one begins that was not waited for to the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,12 @@ class DiagnosisResult:
     rules: str = ""  # the version of the rules that drew a stored conclusion; "" of today's
     rank: int | None = None  # that was judged; None of a script that trains in one process
     compiled: tuple[CompiledRun, ...] = ()  # beside the eager one, in the order that was made
+
+    @property
+    def so_far(self) -> str:
+        """The note on a diagnosis that is under way, or was ended before its time: how many of its
+        fixes were run. "" of one that came to its end."""
+        return next((note for note in self.notes if note.startswith(SO_FAR)), "")
 
     @property
     def was_stopped(self) -> bool:
@@ -154,6 +161,14 @@ def report_of(
             for arm in (arms(views) if COMPILED in views else ())
         ),
     )
+
+
+def so_far(run: int, most: int) -> str:
+    """The note on a verdict of which ``run`` of ``most`` fixes have been run."""
+    if not run:
+        return f"{SO_FAR}no fix was run."
+    fixes = f"{most:,} {'fix' if most == 1 else 'fixes'}"
+    return f"{SO_FAR}{run:,} of at most {fixes} {'was' if run == 1 else 'were'} run."
 
 
 def gpu_that_emulates_bf16(info: RunInfo) -> str:

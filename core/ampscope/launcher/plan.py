@@ -10,15 +10,16 @@
                              ->  the next finding's fixes, where none of the first one's cures, or
                                  only one that the next, its neighbour, shares
 
-The first two run together, or one after the other where they would share a GPU. The search for the
-smallest set of modules (:func:`smallest_set`) is here too.
+The first two run together, or one after the other where they would share a GPU. Once a cause is
+known, the verdict so far is handed on after each run, so that whatever ends the diagnosis leaves
+it. The search for the smallest set of modules (:func:`smallest_set`) is here too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
-from ampscope.records import HALF_FROM, JUDGED_RANK, RunSpec
+from ampscope.records import HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.script_ends import lacks_cuda
 from ampscope.store.writer import keep_conclusion
@@ -68,6 +69,7 @@ MAX_SEARCH_S = 60.0  # a search's runs are stopped then; the smallest set seen t
 EVERYWHERE = 0.5  # of the modules with parameters
 
 Say = Callable[[str], None]
+Hear = Callable[[DiagnosisResult], None]
 
 
 class DiagnosisPlan:
@@ -76,6 +78,10 @@ class DiagnosisPlan:
     def __init__(self, runs: ScriptRuns, say: Say) -> None:
         self.runs = runs
         self.say = say
+        self.on_change: Callable[[], None] = lambda: None  # once the verdict so far is known
+        self.most_fixes = 0
+        self.begun_fixes = 0
+        self.ended_fixes = 0
         self.done: dict[str, ScriptRun] = {}
         self.views: dict[str, RunView] = {}
         self.trials: list[Trial] = []
@@ -145,7 +151,7 @@ class DiagnosisPlan:
     def control(self, control: str) -> RunView:
         """Run a control once."""
         if control not in self.views:
-            self.say(control)
+            self._say_run(control)
             parent = self.done["as_is"].info.id
             started = self._ahead.pop(control, "") or self.runs.start(control, parent)
             self._keep(control, self.runs.wait(started, say=self.say))
@@ -159,7 +165,7 @@ class DiagnosisPlan:
             return self.control(control)
         if left <= 0:
             return None
-        self.say(control)
+        self._say_run(control)
         parent = self.done["as_is"].info.id
         run = self.runs.wait(self.runs.start(control, parent, limit_s=left))
         if RunView(control, run.info.id, run.observations).outcome.ended in ("time", "killed"):
@@ -193,10 +199,10 @@ class DiagnosisPlan:
         in fp32 nor the finding's own line is enough, the smallest set of modules is looked for
         before several lines are tried."""
         may_search = finding.cause in result.SEARCHED
-        known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
-        for control in known[:MAX_FIX_RUNS]:
-            if self._run_trial(finding, control, finding.verdict.fix):
-                return
+        for control in self._known(finding)[:MAX_FIX_RUNS]:
+            with self._fix():
+                if self._run_trial(finding, control, finding.verdict.fix):
+                    return
             if may_search and finding.verdict.module and Control(control).values("fp32_lines"):
                 may_search = False
                 if self._search(finding):
@@ -207,6 +213,34 @@ class DiagnosisPlan:
             return
         if finding.cause in result.SEARCHED:
             self._try_bf16(finding)
+
+    def count_fixes(self, findings: Sequence[Finding]) -> None:
+        """Begin with the fixes of ``findings``: how many will be run at most. The search for a set
+        of modules is one; a fix that takes in further lines remains one."""
+        first, others = findings[0], findings[1:MAX_TRIED]
+        known = self._known(first)[:MAX_FIX_RUNS]
+        self.most_fixes = len(known)
+        if first.cause in result.SEARCHED:
+            self.most_fixes += 1 + ("bf16" not in known and not self.evidence.emulates_bf16)
+        self.most_fixes += sum(len(self._known(other)[:MAX_NEXT_RUNS]) for other in others)
+
+    def _known(self, finding: Finding) -> list[str]:
+        """The fixes that the rule proposes and the script's framework has."""
+        return [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
+
+    @contextlib.contextmanager
+    def _fix(self) -> Iterator[None]:
+        """Around the runs with one fix."""
+        self.begun_fixes += 1
+        yield
+        self.ended_fixes = self.begun_fixes
+        self.on_change()
+
+    def _say_run(self, control: str) -> None:
+        if self.begun_fixes > self.ended_fixes:
+            self.say(f"trying fixes, {self.begun_fixes} of at most {self.most_fixes}: {control}")
+        else:
+            self.say(control)
 
     def settled(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings in the order that the trials give them: where no fix of the first one cures,
@@ -219,16 +253,18 @@ class DiagnosisPlan:
             is_asked = is_quick and is_open(diagnosis.findings[0], finding, self.evidence)
             if not (in_vain or is_asked):
                 continue
-            known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
-            if any(self._run_trial(finding, c, finding.verdict.fix) for c in known[:MAX_NEXT_RUNS]):
-                break
+            for control in self._known(finding)[:MAX_NEXT_RUNS]:
+                with self._fix():
+                    cures = self._run_trial(finding, control, finding.verdict.fix)
+                if cures:
+                    return by_trials(diagnosis, self.evidence)
         return by_trials(diagnosis, self.evidence)
 
     def _run_trial(self, finding: Finding, control: str, fix: Fix) -> bool:
         extra = Control(control).in_fp32 if fix.kind == "lower_lr" else ""
         view = self.control(control)
-        if view.outcome.is_out_of_memory:  # that says nothing of the fix
-            return False
+        if view.outcome.is_out_of_memory or self._was_stopped(control):
+            return False  # that says nothing of the fix
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
         return cured is not False
@@ -237,7 +273,12 @@ class DiagnosisPlan:
         """Run it in bf16, once, where the GPU has bf16."""
         if self.evidence.emulates_bf16 or any(t.control == "bf16" for t in self.trials):
             return False
-        return self._run_trial(finding, "bf16", result.USE_BF16)
+        with self._fix():
+            return self._run_trial(finding, "bf16", result.USE_BF16)
+
+    def _was_stopped(self, control: str) -> bool:
+        """Whether a user stopped the run, from the dashboard for example."""
+        return self.done[control].info.state is State.CANCELLED
 
     def _run_more_lines(self, finding: Finding, control: str) -> bool:
         """Several lines may overflow, each by itself. Where one of them in fp32 does not cure, that
@@ -260,15 +301,16 @@ class DiagnosisPlan:
         def cures(paths: tuple[str, ...]) -> bool:
             control = Control.of(fp32_modules=paths)
             view = self.control_until(deadline, control)
-            if view is None or view.outcome.is_out_of_memory:  # which says nothing of the set
-                return False
+            if view is None or view.outcome.is_out_of_memory or self._was_stopped(control):
+                return False  # which says nothing of the set
             seen[control] = is_cured(finding, self.evidence, view, None)
             return seen[control] is not False
 
         names = result.modules_with_parameters(self.views["as_is"])
         if self._is_everywhere(names) and self._try_bf16(finding):
             return True
-        found = smallest_set(names, cures, MAX_SEARCH_RUNS)
+        with self._fix():
+            found = smallest_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = Control.of(fp32_modules=found)
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
@@ -344,6 +386,7 @@ class DiagnosisPlan:
     def _keep(self, control: str, run: ScriptRun) -> None:
         self.done[control] = run
         self.views[control] = RunView(control, run.info.id, run.observations)
+        self.on_change()
 
 
 def _is_in(path: str, holder: str) -> bool:
@@ -366,16 +409,18 @@ def _lacked(run: ScriptRun, view: RunView) -> bool:
     return outcome.is_out_of_memory or any(word in outcome.error_text for word in _LACKS)
 
 
-def _silent(_: str) -> None:
+def _silent(_: object) -> None:
     pass
 
 
 def run_diagnosis(
     spec: RunSpec, store: Path, say: Say = _silent, show: Say | None = None,
-    verify: bool = True, on: str = "",
+    verify: bool = True, on: str = "", hear: Hear = _silent,
 ) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
-    ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine."""
+    ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine.
+    ``hear`` gets the verdict as soon as a cause is known, and again whenever another run has ended:
+    whatever ends the diagnosis before its time, the last of these is stored and stands."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         # The traceback of a first run without a device would look like the end of the diagnosis.
@@ -405,9 +450,14 @@ def run_diagnosis(
             plan.control(COMPILED)
             while not diagnosis.symptoms and (arm := next_arm(plan.views)):
                 plan.control(arm)
-            if verify and not diagnosis.symptoms:
-                plan.search_uncompiled()
+            is_searched = verify and not diagnosis.symptoms
             diagnosis = judged(plan.evidence)
+            if is_searched:
+                _hand_on(plan, diagnosis, started, hear)
+                plan.search_uncompiled()
+                diagnosis = judged(plan.evidence)
+        if verify:
+            _hand_on(plan, diagnosis, started, hear)
         if diagnosis.symptoms or (diagnosis.findings and layer(plan.views) is None):
             fixes = diagnosis.findings[0].verdict.fix.controls if diagnosis.findings else ()
             plan.ahead(["bf16", *fixes[: MAX_FIX_RUNS * verify]])
@@ -442,10 +492,23 @@ def wants_cuda(run: RunView, output: str) -> bool:
     return not run.steps or (use is not None and use.no_half)
 
 
-def _report(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:
+def _hand_on(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, hear: Hear) -> None:
+    """From here on the verdict so far is stored and heard after each run."""
+    if diagnosis.findings:
+        plan.count_fixes(diagnosis.findings)
+        plan.on_change = lambda: hear(_report(plan, diagnosis, started, is_last=False))
+        plan.on_change()
+
+
+def _report(
+    plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, *, is_last: bool = True
+) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
     found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+    if not is_last:
+        note = result.so_far(plan.ended_fixes, plan.most_fixes)
+        found = replace(found, notes=(*found.notes, note))
     keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
     return found
 

@@ -57,6 +57,15 @@ def print_report(report: DiagnosisResult, console: Console) -> None:
     )
 
 
+def print_cause(report: DiagnosisResult, console: Console) -> None:
+    """The root cause in one paragraph, before its fixes are run."""
+    finding = report.diagnosis.findings[0]
+    at = finding.verdict.line or finding.verdict.module
+    title = verdict_words.heading(finding, "Root cause")
+    text = f"{title}{f', at {at}' if at else ''}. {finding.verdict.reason}"
+    console.print(_said(text), soft_wrap=True)
+
+
 def _no_finding(report: DiagnosisResult) -> RenderableType:
     if report.diagnosis.verdict == "no_fault":
         text = no_fault(report)
