@@ -3,6 +3,7 @@ bf16, the next finding."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, judged
 from ampscope.diagnosis.findings import Finding, diagnose
-from ampscope.diagnosis.result import report_of
+from ampscope.diagnosis.result import DiagnosisResult, report_of
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
@@ -24,7 +25,17 @@ from ampscope.observations import BadOp, Observation, OpUse, Outcome
 from ampscope.records import JUDGED_RANK, Machine, RunInfo, RunSpec, State
 from ampscope.script_ends import ending
 from ampscope.store.reader import Reader
-from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
+from tests.helpers.evidence_making import (
+    FALLING,
+    FLAT,
+    HEALTHY_FP32,
+    OVERFLOWED,
+    WITHOUT_SCALER,
+    fp32_run,
+    run,
+    scan,
+    steps,
+)
 from tests.helpers.evidence_of_ops import ACTIVATION
 from tests.helpers.hardware_reports import CPU_TORCH, CUDA_TORCH, report
 from tests.helpers.nvml_replay import H100
@@ -652,3 +663,72 @@ def test_a_fix_whose_run_a_user_stopped_was_not_tried(
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     assert control in plan.views
     assert control not in [trial.control for trial in plan.trials]
+
+
+class Served(Runs):
+    """Of a whole diagnosis."""
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    store = Path("runs.db")
+
+
+def _made(runs: Served, monkeypatch: pytest.MonkeyPatch) -> DiagnosisResult:
+    for name, value in (
+        ("ScriptRuns", lambda *args, **how: runs),
+        ("keep_conclusion", lambda *args: None),
+        ("stored", lambda found: ""),
+    ):
+        monkeypatch.setattr(f"ampscope.launcher.plan.{name}", value)
+    return run_diagnosis(runs.spec, runs.store)
+
+
+def test_bf16_is_not_run_beside_a_fix_that_cures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule asks for it where a cause is found, and no other finding can take its place."""
+    cured = Served(_bad("a"), True, ("a",))
+    assert [t.cured for t in _made(cured, monkeypatch).trials] == [True]
+    assert cured.made == ["as_is", "fp32", "scale:1", "fp32_modules:a"]
+    in_vain = Served(_bad("a"), False, ("none",))
+    assert not any(t.cured for t in _made(in_vain, monkeypatch).trials)
+    assert in_vain.made.count("bf16") == 1
+
+
+class Diverging(Served):
+    """No precision trains it: the loss is not finite from step ``first`` on."""
+
+    def __init__(self, first: int, lr_that_trains: str = "") -> None:
+        super().__init__([], False, ())
+        self.first, self.trains = first, lr_that_trains
+
+    def run(self, control: str, parent: str = "") -> ScriptRun:
+        self.made.append(control)
+        if self.trains and self.trains in control:
+            losses = [*FALLING]
+        else:
+            losses = [10.0**n if n < self.first else math.nan for n in range(len(FALLING))]
+        seen = fp32_run(steps(losses, **WITHOUT_SCALER), ended="returned")
+        return ScriptRun(cast(RunInfo, Info()), tuple(_observations(seen)), "")
+
+
+def test_no_learning_rate_is_tried_where_the_first_forward_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rate is read by the optimizer's step, and there has been none."""
+    runs = Diverging(0)
+    report = _made(runs, monkeypatch)
+    assert report.diagnosis.findings[0].cause == "not_amp_divergence"
+    assert report.diagnosis.findings[0].verdict.fix.kind == "lower_lr"
+    assert runs.made == ["as_is", "fp32", "bf16"]
+    assert report.trials == ()
+
+
+def test_a_rate_that_fails_in_half_is_not_run_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Diverging(3, "lr:0.01")
+    report = _made(runs, monkeypatch)
+    assert report.diagnosis.findings[0].cause == "not_amp_divergence"
+    assert [t.control for t in report.trials if t.cured is not False] == ["lr:0.01"]
+    assert runs.made == ["as_is", "fp32", "lr:0.1", "lr:0.01", "fp32;lr:0.01"]

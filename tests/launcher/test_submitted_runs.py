@@ -98,7 +98,7 @@ def test_the_jobs_give_the_verdict_and_their_runs_are_merged(engine: str, tmp_pa
     assert document["findings"][0]["module"] == "0"
     with Reader(store) as reader:
         runs = {info.spec.control: info for info in reader.runs()}
-    assert runs.keys() == {"as_is", "fp32", "bf16"}
+    assert runs.keys() == {"as_is", "fp32"}
     assert runs["fp32"].spec.parent == runs["as_is"].id
     assert len({info.spec.group for info in runs.values()}) == 1
     assert not list(tmp_path.glob("*.jobs"))

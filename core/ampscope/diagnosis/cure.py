@@ -47,6 +47,7 @@ GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
 MEASURED = frozenset({"small_update_lost", "gradient_underflow", "half_accumulation_stagnation"})
 AS_GOOD = 0.1  # of the first loss: no more above fp32's, where fp32 does not learn either
 NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
+OF_STEPS = frozenset({"lr", "fp32_state"})  # what they change, an optimizer's step alone reads
 
 
 def is_cured(
@@ -60,10 +61,9 @@ def is_cured(
     if evidence.fp32 is not None and not _ends_alike(fixed, evidence):
         return False
     if finding.cause == "not_amp_divergence":
-        reference = symptoms(fixed_fp32, None) if fixed_fp32 is not None else NUMBERS
-        if fixed_fp32 is None or reference & NUMBERS or symptoms(fixed, None) & NUMBERS:
+        if fixed_fp32 is None or not trains(fixed_fp32) or not trains(fixed):
             return False
-        return _falls(fixed_fp32) and _falls(fixed) and follows(fixed, fixed_fp32)
+        return follows(fixed, fixed_fp32)
     if finding.cause in OF_COMPILERS:
         return apart({**evidence.runs, fixed.control: fixed}, fixed.control) is None
     if finding.cause == "shared_scaler_interference":
@@ -78,6 +78,29 @@ def is_cured(
     if is_captured(evidence.baseline):
         return cures_the_step(fixed, evidence.fp32)
     return follows(fixed, evidence.fp32)
+
+
+def trains(run: RunView) -> bool:
+    """Its numbers stay finite, and its loss ends no higher than it began. Of a divergence that is
+    none of AMP's, a fix is asked this in half precision and in fp32."""
+    return not symptoms(run, None) & NUMBERS and _falls(run)
+
+
+def comes_too_late(finding: Finding, control: str, evidence: Evidence) -> bool:
+    """Whether a run under ``control`` cannot cure: it changes what an optimizer's step does, and
+    the loss is not finite before the first step."""
+    if not Control(control).names <= OF_STEPS:
+        return False
+    judged_by = [evidence.baseline]
+    if finding.cause == "not_amp_divergence" and evidence.fp32 is not None:
+        judged_by.append(evidence.fp32)
+    return any(_breaks_at_once(run) for run in judged_by)
+
+
+def _breaks_at_once(run: RunView) -> bool:
+    first = next(iter(run.steps), None)
+    is_bad = first is not None and first.loss is not None and not math.isfinite(first.loss)
+    return first is not None and first.step == 0 and is_bad and Symptom.LOSS in symptoms(run, None)
 
 
 def by_trials(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
@@ -137,11 +160,11 @@ def _consumers(verdict: Verdict, evidence: Evidence) -> set[str]:
 
 def _trial_outcomes(finding: Finding, evidence: Evidence) -> dict[str, bool | None]:
     """By control: of the runs with the finding's own fixes, and of those with modules in fp32. One
-    that did not fit into memory says nothing."""
+    that did not fit into memory says nothing; one that comes too late need not be made."""
     runs = evidence.runs
     own = finding.verdict.fix.controls
     searched = finding.cause in SEARCHED
-    return {
+    return {name: False for name in own if comes_too_late(finding, name, evidence)} | {
         name: is_cured(finding, evidence, view, runs.get(Control(name).in_fp32))
         for name, view in runs.items()
         if not view.outcome.is_out_of_memory

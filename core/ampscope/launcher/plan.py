@@ -3,12 +3,12 @@
     as_is and fp32           ->  rules  ->  a frozen scale, where every step was skipped
                              ->  compiled, where the script compiles; where eager code trains and
                                  compiled code computes otherwise, the layers of the compiler
-                             ->  bf16, where something was found or is wrong
+                             ->  bf16, where something is wrong and no cause was found
                              ->  the finding's fixes, best first, until one cures
                              ->  the smallest set of modules in fp32, where neither one module nor
                                  the finding's line is enough
-                             ->  the next finding's fixes, where none of the first one's cures, or
-                                 only one that the next, its neighbour, shares
+                             ->  bf16 and the next finding's fixes, where none of the first one's
+                                 cures, or only one that the next, its neighbour, shares
 
 The first two run together, or one after the other where they would share a GPU. Once a cause is
 known, the verdict so far is handed on after each run, so that whatever ends the diagnosis leaves
@@ -43,7 +43,15 @@ from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
-from ampscope.diagnosis.cure import by_trials, is_cured, is_open, judged, wants_compiled
+from ampscope.diagnosis.cure import (
+    by_trials,
+    comes_too_late,
+    is_cured,
+    is_open,
+    judged,
+    trains,
+    wants_compiled,
+)
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
@@ -225,8 +233,12 @@ class DiagnosisPlan:
         self.most_fixes += sum(len(self._known(other)[:MAX_NEXT_RUNS]) for other in others)
 
     def _known(self, finding: Finding) -> list[str]:
-        """The fixes that the rule proposes and the script's framework has."""
-        return [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
+        """The fixes that the rule proposes, the script's framework has, and which may cure."""
+        return [
+            control
+            for control in finding.verdict.fix.controls
+            if self.runs.can_apply(control) and not comes_too_late(finding, control, self.evidence)
+        ]
 
     @contextlib.contextmanager
     def _fix(self) -> Iterator[None]:
@@ -245,12 +257,20 @@ class DiagnosisPlan:
     def settled(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings in the order that the trials give them: where no fix of the first one cures,
         or only one that a neighbour shares, those of the next are run."""
-        if not self.trials:
+        first = diagnosis.findings[0]
+        none_can = any(
+            comes_too_late(first, control, self.evidence) for control in first.verdict.fix.controls
+        )
+        if not self.trials and not none_can:
             return diagnosis
+        is_of_compilers = not diagnosis.symptoms and layer(self.views) is not None
+        others_are_open = any(is_open(first, f, self.evidence) for f in diagnosis.findings[1:])
+        if not is_of_compilers and (others_are_open or not any(t.cured for t in self.trials)):
+            self.control("bf16")  # it may cure another finding
         in_vain = all(t.cured is False for t in self.trials)
         is_quick = self.views["as_is"].outcome.elapsed_s <= MAX_NEIGHBOUR_S
         for finding in diagnosis.findings[1:MAX_TRIED]:
-            is_asked = is_quick and is_open(diagnosis.findings[0], finding, self.evidence)
+            is_asked = is_quick and is_open(first, finding, self.evidence)
             if not (in_vain or is_asked):
                 continue
             for control in self._known(finding)[:MAX_NEXT_RUNS]:
@@ -265,7 +285,8 @@ class DiagnosisPlan:
         view = self.control(control)
         if view.outcome.is_out_of_memory or self._was_stopped(control):
             return False  # that says nothing of the fix
-        cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
+        is_asked = bool(extra) and trains(view)  # in fp32, where it trains as the script does it
+        cured = is_cured(finding, self.evidence, view, self.control(extra) if is_asked else None)
         self._tried(control, fix, cured=cured)
         return cured is not False
 
@@ -458,12 +479,13 @@ def run_diagnosis(
                 diagnosis = judged(plan.evidence)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
-        if diagnosis.symptoms or (diagnosis.findings and layer(plan.views) is None):
-            fixes = diagnosis.findings[0].verdict.fix.controls if diagnosis.findings else ()
-            plan.ahead(["bf16", *fixes[: MAX_FIX_RUNS * verify]])
+        if diagnosis.symptoms and not diagnosis.findings:
             plan.control("bf16")
             diagnosis = judged(plan.evidence)
+            if verify:
+                _hand_on(plan, diagnosis, started, hear)
         if verify and diagnosis.findings:
+            plan.ahead(diagnosis.findings[0].verdict.fix.controls[:MAX_FIX_RUNS])
             plan.try_fixes(diagnosis.findings[0])
             diagnosis = plan.settled(diagnosis)
         return _report(plan, diagnosis, started)
