@@ -9,13 +9,18 @@ from dataclasses import dataclass
 # What a script did to its own gradients between backward and the optimizer's step, as a record.
 
 
+REPLACED = "replaced"  # a kind of GradientChange
+
+
 @dataclass(frozen=True, slots=True)
 class GradientChange:
     """Gradients that still carried the loss scale and were changed or replaced, at one step.
 
     All numbers are of the gradients that changed, still scaled. ``kind``: factor (all were
     multiplied by the same number), factors (each parameter's by its own), clamp (cut at
-    ``±max_after``), other (anything else: noise, masks, centring).
+    ``±max_after``), other (anything else: noise, masks, centring). And :data:`REPLACED`, with a
+    scale or without: they were not finite as backward computed them, and they are, or are gone,
+    when the optimizer or a scaler takes them; the norm before is of their finite entries.
     """
 
     step: int

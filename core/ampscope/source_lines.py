@@ -80,6 +80,12 @@ class SourceLines:
         finally:
             self._behind.remove(here)  # not the last: another thread may have added its own
 
+    def runs_a_hook(self) -> bool:
+        """Whether code of the user's runs within the call that :meth:`call_for` makes."""
+        frame = self.frame()
+        here = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        return here not in (None, self._behind[-1][0])
+
     def _is_package(self, code: CodeType) -> bool:
         name = code.co_filename
         found = self._packages.get(name)

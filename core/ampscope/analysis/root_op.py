@@ -111,7 +111,7 @@ def _broke_the_weights_first(run: RunView, op: BadOp) -> bool:
         op.reached_gradient
         and any(
             a.step == op.step
-            and a.grad_nonfinite > 0
+            and a.step in run.bad_gradient_steps
             and a.loss is not None
             and math.isfinite(a.loss)
             for a in run.steps

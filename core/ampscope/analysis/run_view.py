@@ -28,7 +28,9 @@ class RunView:
         self.calls = [o for o in observations if isinstance(o, obs.Call)]
         self.steps = [o for o in observations if isinstance(o, obs.OptimizerStep)]
         self.gradients = [o for o in observations if isinstance(o, obs.ParameterGradient)]
-        self.gradient_changes = [o for o in observations if isinstance(o, obs.GradientChange)]
+        changes = [o for o in observations if isinstance(o, obs.GradientChange)]
+        self.gradient_changes = [c for c in changes if c.kind != obs.REPLACED]
+        self.replaced_gradients = [c for c in changes if c.kind == obs.REPLACED]
         self.scans = [o for o in observations if isinstance(o, obs.Scan)]
         self.bad_ops = [o for o in observations if isinstance(o, obs.BadOp)]
         self.uses = [o for o in observations if isinstance(o, obs.OpUse)]
@@ -86,6 +88,7 @@ class RunView:
             for a in self.steps
             if a.grad_nonfinite or a.weight_nonfinite or not _finite(a.loss)
         ]
+        bad += self.replaced_steps
         return min([*bad, *(c.step for c in self.guarded_losses)], default=None)
 
     @cached_property
@@ -101,8 +104,13 @@ class RunView:
 
     @cached_property
     def bad_gradient_steps(self) -> list[int]:
-        """Steps with a gradient that holds NaN or infinities."""
-        return [a.step for a in self.steps if a.grad_nonfinite]
+        """Steps with a gradient that holds NaN or infinities as backward computed it."""
+        return [a.step for a in self.steps if a.grad_nonfinite or a.step in self.replaced_steps]
+
+    @cached_property
+    def replaced_steps(self) -> set[int]:
+        """Steps that were taken on gradients that the script had made finite."""
+        return {c.step for c in self.replaced_gradients} - set(self.skips)
 
     @cached_property
     def weights_broken(self) -> bool:
@@ -135,9 +143,23 @@ class RunView:
     @cached_property
     def zero_share(self) -> float | None:
         """Exactly zero gradient entries in the first steps with finite gradients."""
-        seen = [a for a in self.steps if has_own_gradients(a)][:3]
+        seen = self.own_gradients[:3]
         total = sum(a.grad_total for a in seen)
         return sum(a.grad_zero for a in seen) / total if total else None
+
+    @cached_property
+    def own_gradients(self) -> list[obs.OptimizerStep]:
+        """Steps whose gradients are finite, and what the backward pass gave: not what the script
+        put in the place of others, nor what a clip by an infinite norm, to which another
+        optimizer's overflow may have led, left of them."""
+        return [
+            a
+            for a in self.steps
+            if a.grad_total > 0
+            and not a.grad_nonfinite
+            and not _clipped_by_infinity(a)
+            and a.step not in self.replaced_steps
+        ]
 
     @cached_property
     def moved_shares(self) -> dict[str, float]:
@@ -239,13 +261,6 @@ def _is_running_total(op: obs.BadOp) -> bool:
 
 
 # What a step's gradients and weights show.
-
-
-def has_own_gradients(step: obs.OptimizerStep) -> bool:
-    """Its gradients are finite, and what the backward pass gave: not what a clip by an infinite
-    norm, to which another optimizer's overflow may have led, left of them."""
-    finite = step.grad_total > 0 and not step.grad_nonfinite
-    return finite and not _clipped_by_infinity(step)
 
 
 def _clipped_by_infinity(step: obs.OptimizerStep) -> bool:

@@ -22,6 +22,7 @@ BEHIND_SHARE = 0.5  # less than half of fp32's progress is worse learning
 BEHIND_APART = 0.1  # the same for two runs that do not begin alike: nearly no progress
 ENDED_SHARE = 0.5  # of fp32's steps and time; a script that stops early may do so a little earlier
 DROPPED_SHARE, MIN_DROPPED = 0.1, 3  # a rounding may decide about single batches
+MIN_REPLACED = 3  # steps
 NEAR = 3  # taken steps before and after a skip that say how large its gradients were
 AS_TAKEN = 2.0  # a scale halves
 MORE_INF = 2.0  # outputs with infinities, against fp32; which ones those are may vary
@@ -63,6 +64,7 @@ def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[
     if fp32 is not None:
         often = run.outcome.errors_caught and run.outcome.error_text
         seen |= {
+            Symptom.GRADIENTS: seen[Symptom.GRADIENTS] or replaces_gradients(run, fp32),
             Symptom.CAUGHT: often and not fp32.outcome.errors_caught,
             Symptom.BEHIND: is_behind(run, fp32),
             Symptom.FROZEN: is_frozen(run, fp32),
@@ -148,6 +150,13 @@ def _ended_on_gradients(run: run_view.RunView) -> bool:
     if not run.guarded_gradients or not (run.has_exception or run.outcome.exit_code):
         return False
     return run.guarded_gradients[-1].step >= len(run.steps)
+
+
+def replaces_gradients(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+    """At a good part of the steps the script put finite numbers in the place of gradients that were
+    not finite, and in fp32 it did not: a formula without a derivative is one in any precision."""
+    own, other = (len(r.replaced_steps) / max(len(r.steps), 1) for r in (run, fp32))
+    return len(run.replaced_steps) >= MIN_REPLACED and own - other > LATE_SKIP_SHARE
 
 
 def ends_early(run: run_view.RunView, fp32: run_view.RunView) -> bool:
@@ -351,7 +360,7 @@ LATE = 5  # last steps with finite gradients
 
 def late_zero_share(run: run_view.RunView) -> float:
     """Exactly zero gradient entries in the last steps with finite gradients."""
-    seen = [a for a in run.steps if run_view.has_own_gradients(a)][-LATE:]
+    seen = run.own_gradients[-LATE:]
     total = sum(a.grad_total for a in seen)
     return sum(a.grad_zero for a in seen) / total if total else 0.0
 
@@ -366,7 +375,7 @@ def dead_parameters(run: run_view.RunView, fp32: run_view.RunView) -> list[str]:
     total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in reference.values()))
     # A skipped step says nothing: its gradients are infinite, or were made zero by a clip that
     # divided by an infinite norm.
-    taken = (a.step for a in run.steps if not a.skipped and run_view.has_own_gradients(a))
+    taken = (a.step for a in run.own_gradients if not a.skipped)
     first = next(taken, None)
     names = []
     for own in (g for g in run.gradients if g.step == first and g.total and not g.nonfinite):
@@ -401,7 +410,9 @@ def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientErr
     before = [sum(c.name == "backward" and not c.step for c in r.calls) for r in (run, fp32)]
     if before[0] != before[1]:
         return None  # batches were left out before it
-    if own.grad_nonfinite or other.grad_nonfinite or own.loss is None or other.loss is None:
+    if 0 in {*run.bad_gradient_steps, *fp32.bad_gradient_steps}:
+        return None
+    if own.loss is None or other.loss is None:
         return None
     if not abs(own.loss - other.loss) <= SAME_LOSS * abs(other.loss):
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.catalog import all_rules, in_words_of
-from ampscope.rules.verdict import Rule, Status, Verdict, not_applicable
+from ampscope.rules.verdict import Rule, Status, Verdict, not_applicable, replaced_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,21 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         answers = tuple((rule, _at_last(rule, verdict, evidence)) for rule, verdict in answers)
     found = [(rule, verdict) for rule, verdict in answers if verdict.status is Status.FOUND]
     found.sort(key=lambda pair: pair[0].order)
-    findings = _nested(found)
+    findings = _with_replaced(_nested(found), evidence)
     symptoms = tuple(sorted(evidence.symptoms))
     word = "fault" if findings else "inconclusive" if symptoms else "no_fault"
     latent = tuple(Finding(r.id, v) for r, v in answers if v.status is Status.LATENT)
     return Diagnosis(word, findings, answers, symptoms, evidence.policy, latent=latent)
+
+
+def _with_replaced(findings: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
+    """The first finding, where it is of gradients, says that the script replaced them."""
+    said = replaced_words(evidence.baseline)
+    if not said or not findings or findings[0].verdict.phase != "backward":
+        return findings
+    verdict = findings[0].verdict
+    verdict = dataclasses.replace(verdict, reason=f"{verdict.reason} {said}")
+    return (dataclasses.replace(findings[0], verdict=verdict), *findings[1:])
 
 
 def _at_last(rule: Rule, verdict: Verdict, evidence: Evidence) -> Verdict:

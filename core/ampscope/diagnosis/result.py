@@ -23,7 +23,7 @@ from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import INITIAL_SCALE
 from ampscope.rules.loss_scale_too_high import USUAL_INIT
-from ampscope.rules.verdict import Fix
+from ampscope.rules.verdict import Fix, replaced_words
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
@@ -306,6 +306,9 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
         notes = [note for note in notes if note != COMPILED_NOTE]
     if note := _without_scaler(views["as_is"]):
         notes.append(note)
+    said = replaced_words(views["as_is"])
+    if said and not any(said in finding.verdict.reason for finding in diagnosis.findings):
+        notes.append(said)
     if not diagnosis.findings and (note := _long_search(views["as_is"])):
         notes.append(note)
     if "fp32" in views and not (diagnosis.findings or diagnosis.latent):

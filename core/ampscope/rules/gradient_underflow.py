@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import silent_suspects
-from ampscope.analysis.run_view import RunView, has_own_gradients
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, dead_parameters, late_zero_share, learns_slower
 from ampscope.rules.verdict import (
@@ -70,7 +70,7 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
-    counted = next((a for a in run.steps if has_own_gradients(a)), None)
+    counted = next(iter(run.own_gradients), None)
     step = counted.step if counted is not None else 0
     by_hand = static_scale(run)
     words = "because the loss is not scaled"

@@ -19,6 +19,8 @@ Remedy
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.skips import (
     MANY_SKIPS,
@@ -34,7 +36,9 @@ from ampscope.analysis.skips import (
     static_scale,
     steps_at_scale_1,
 )
+from ampscope.analysis.symptoms import replaces_gradients
 from ampscope.control import Control
+from ampscope.numerics.formats import FP16
 from ampscope.rules.roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
@@ -60,6 +64,8 @@ def check(evidence: Evidence) -> Verdict:
         return static_scale_overflow(evidence)
     if fails_forward(evidence):
         return passed("The loss itself is not finite; no scale cures that.")
+    if hidden := _unseen_by_the_scaler(evidence):
+        return hidden
     if facts is None:
         return _by_hand(evidence) or static_scale_overflow(evidence)
     first, last = facts.first, facts.last
@@ -87,6 +93,33 @@ def check(evidence: Evidence) -> Verdict:
         words = f"grows back into overflow again and again: {facts.late} skips after the search"
         return _found(evidence, facts, words, floor)
     return passed("The scale found its place.")
+
+
+def _unseen_by_the_scaler(evidence: Evidence) -> Verdict | None:
+    """The script makes gradients finite that overflow at the loss scale: no step is skipped, and
+    the scale never falls."""
+    run, root, fp32 = evidence.baseline, evidence.root, evidence.fp32
+    if not run.has_scaler or fp32 is None or not replaces_gradients(run, fp32):
+        return None
+    if root is None or not is_overflow(root) or not root.op.fp32_max:
+        return None
+    fits = run.scales[0] * FP16.max / root.op.fp32_max
+    if fits < 1:
+        return None
+    better = min(USUAL_INIT, 2.0 ** math.floor(math.log2(fits)))
+    return op_verdict(
+        root,
+        f"Gradients overflow at a loss scale of {run.scales[0]:,.6g}, and the scaler does not"
+        " lower it, because it never sees them.",
+        Fix(
+            "change_scale",
+            "Leave gradients that are not finite to the scaler, which skips the step and lowers "
+            f"the scale; or start it at {better:,.6g}.",
+            f"scaler = torch.amp.GradScaler(device, init_scale={better:g})\n",
+            (Control.of(init_scale=better), Control.of(init_scale=max(better / 16, 1.0))),
+        ),
+        (Measurement("steps with replaced gradients", len(run.replaced_steps), None, "as_is"),),
+    )
 
 
 def _by_hand(evidence: Evidence) -> Verdict | None:

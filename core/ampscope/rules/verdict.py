@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import INACCURATE_ERROR, BadOp
@@ -129,6 +130,18 @@ def sample(op: BadOp) -> str:
         return f", sample {op.index[0]} of the batch"
     is_row = any(o.shape and op.index[0] < o.shape[0] for o in op.inputs)
     return f" (first at index {op.index[0]} of the first dimension)" if is_row else ""
+
+
+def replaced_words(run: RunView) -> str:
+    """That the script replaced gradients that were not finite; "" where it did not."""
+    if not run.replaced_steps:
+        return ""
+    line = next((c.line for c in run.replaced_gradients if c.line), "")
+    at = f" at {line}" if line else ""
+    return (
+        f"The script replaces gradients that are not finite{at}: at {len(run.replaced_steps):,} of "
+        f"{len(run.steps):,} steps, so neither a loss scaler nor the optimizer saw them."
+    )
 
 
 def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:

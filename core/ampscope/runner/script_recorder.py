@@ -178,7 +178,8 @@ class ScriptRecorder:
             dataclasses.replace(
                 record,
                 reached_loss=record.id in self.steps.loss_taints,
-                reached_gradient=record.id in self.steps.gradients.taints,
+                reached_gradient=record.id in self.steps.gradients.taints
+                or record.id in self.steps.replaced.taints,
             )
             for record in self.watch.records()
         ]
@@ -188,6 +189,7 @@ class ScriptRecorder:
             *self.steps.records,
             *self.steps.gradients.records,
             *self.steps.changes.records,
+            *self.steps.replaced.records,
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),

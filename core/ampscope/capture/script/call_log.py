@@ -29,7 +29,7 @@ from ampscope.capture.script.op_watch import OpWatch, asks_for_half
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.tensors import AUTOCAST_KINDS, is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
-from ampscope.capture.user_objects import IdSet, parameters
+from ampscope.capture.user_objects import IdSet, parameters, parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
 from ampscope.patches import Patches
@@ -273,6 +273,10 @@ class CallLog(StepListener):
             is_optimizer = isinstance(owner, torch.optim.Optimizer)
             name = self._steps.optimizer_name(owner) if is_optimizer else "model"
             self._calls.add("zero_grad", subject=name)
+            with self.failures.contained("gradients that were emptied"):
+                named = [] if is_optimizer else parameters(owner)
+                own = parameters_of(owner) if is_optimizer else [p for _, p in named]
+                self._steps.replaced.emptied(own)
         return self._calls.inside(original, owner, *args, **kwargs)
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:

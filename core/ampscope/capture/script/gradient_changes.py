@@ -1,8 +1,11 @@
-"""Instrument: what the script itself did to scaled gradients between backward and ``unscale_``.
+"""Instrument: what the script itself did to gradients between backward and the step.
 
-The gradients are copied at the end of a scaled backward and compared at the first ``unscale_`` of
+Scaled gradients are copied at the end of a backward and compared at the first ``unscale_`` of
 their optimizer, the script's own or the one inside ``scaler.step``. Clipping without torch's
 functions shows here and nowhere else.
+
+Also here: gradients that are not finite and that the script replaces, scaled or not
+(:class:`ReplacedGradients`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.tensors import HALF, are_finite, fetch, has_own_memory
 from ampscope.capture.user_objects import parameters_of
-from ampscope.observations import GradientChange
+from ampscope.observations import REPLACED, GradientChange
 from ampscope.source_lines import SourceLines, line_name
 
 MAX_CHANGES = 64  # enough to see a limit that stays while the norm moves
@@ -81,6 +84,95 @@ class GradientChanges:
                 **facts,
             )
         )
+
+
+# Gradients that were not finite as backward computed them, and that the script made finite: by
+# ``nan_to_num``, a clip of values, a mask, or by a hook within backward. Neither the optimizer nor
+# a scaler sees them.
+
+
+MAX_REPLACED = 2_000
+
+
+class ReplacedGradients:
+    """Collects records of the kind :data:`REPLACED`, and in :attr:`taints` how often a bad op's
+    values were replaced. ``taint_of`` is the bad op that a gradient descends from."""
+
+    def __init__(self, writes: WriteLines, taint_of: Callable[[Tensor | None], int | None]) -> None:
+        self.records: list[GradientChange] = []
+        self.taints: dict[int, int] = {}
+        self._writes = writes
+        self._taint_of = taint_of
+        self._bad: dict[int, tuple[Tensor, float, int | None]] = {}  # id of a parameter
+        self._notes_lines = False
+
+    def before_backward(self) -> None:
+        """What is not finite still will be seen again; what was emptied belongs to a batch that
+        the script has left out."""
+        with no_dispatch():
+            kept = [(key, p.grad) for key, (p, _, _) in self._bad.items() if p.grad is not None]
+            finite = are_finite([gradient for _, gradient in kept])
+            filled = fetch([gradient.any() for _, gradient in kept])
+        pairs = zip(kept, finite, filled, strict=True)
+        left = {key for (key, _), is_finite, any_left in pairs if is_finite and any_left}
+        self._bad = {key: found for key, found in self._bad.items() if key in left}
+
+    def after_backward(self, optimizers: list[Optimizer]) -> None:
+        """A backward has ended."""
+        parameters = {id(p): p for o in optimizers for p in parameters_of(o)}.values()
+        with no_dispatch():
+            held = [
+                (p, p.grad) for p in parameters if p.grad is not None and _is_comparable(p.grad)
+            ]
+            finite = are_finite([gradient for _, gradient in held])
+            for (parameter, gradient), is_finite in zip(held, finite, strict=True):
+                if not is_finite:
+                    norm = _norm(torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
+                    self._bad[id(parameter)] = parameter, norm, self._taint_of(gradient)
+        if not all(finite) and not self._writes.active:
+            self._notes_lines = True
+            self._writes.start()
+
+    def emptied(self, parameters: Iterable[Tensor]) -> None:
+        """The gradients of these parameters were cleared: no step takes them."""
+        for parameter in parameters:
+            self._bad.pop(id(parameter), None)
+
+    def before_step(
+        self, optimizer: Optimizer, name: str, scale_of: Callable[[], float], step: int
+    ) -> None:
+        """The optimizer, or the scaler for it, takes its gradients now."""
+        own = [found for p in parameters_of(optimizer) if (found := self._bad.pop(id(p), None))]
+        in_hooks = self._writes.take_replaced()
+        if self._notes_lines and not self._bad:
+            self._notes_lines = False
+            self._writes.stop()
+        if not (own or in_hooks) or len(self.records) >= MAX_REPLACED:
+            return
+        with no_dispatch():
+            left = [(p.grad, norm, taint) for p, norm, taint in own]
+            finite = are_finite([g for g, _, _ in left if g is not None])
+            if not all(finite):
+                return
+            after = [gradient for gradient, _, _ in left if gradient is not None]
+            line = self._writes.line_of(after) or next(iter(in_hooks.values()), "")
+            for taint in {*(t for _, _, t in left), *in_hooks}:
+                if taint is not None and taint >= 0:
+                    self.taints[taint] = self.taints.get(taint, 0) + 1
+            self.records.append(
+                GradientChange(
+                    step=step,
+                    optimizer=name,
+                    scale=scale_of(),
+                    kind=REPLACED,
+                    changed=len(own) or len(in_hooks),
+                    norm_before=math.hypot(*(norm for _, norm, _ in left)),
+                    norm_after=math.hypot(*(_norm(gradient) for gradient in after)),
+                    max_after=max((float(g.abs().max()) for g in after if g.numel()), default=0.0),
+                    each_norm=None,
+                    line=line,
+                )
+            )
 
 
 def _is_comparable(gradient: Tensor) -> bool:
@@ -168,6 +260,7 @@ class WriteLines:
         self.active = False
         self._lines = lines
         self._written: dict[int, str] = {}
+        self._replaced: dict[int, str] = {}  # bad op -> line of the hook that replaced its values
 
     def start(self) -> None:
         """Begin anew."""
@@ -190,3 +283,12 @@ class WriteLines:
         """The line that wrote the first of ``tensors`` that was noted; "" when none was."""
         found = (self._written.get(t.data_ptr()) for t in tensors)
         return next((line for line in found if line is not None), "")
+
+    def replaced(self, taint: int) -> None:
+        """A hook in backward has made finite values of those that descend from a bad op."""
+        self._replaced.setdefault(taint, line_name(self._lines.where()))
+
+    def take_replaced(self) -> dict[int, str]:
+        """Of the hooks since the last call: bad op -> line."""
+        found, self._replaced = self._replaced, {}
+        return found

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bound in C++
+from torch.autograd.function import BackwardCFunction
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -251,6 +252,8 @@ class OpWatch(StepListener):
         self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
+        if call.node is not None:
+            self._note_replaced(call, results)
         if call.name in op_taint.PASSES_ON:
             for tensor in results[:1]:
                 op_exact.follow(call, tensor)
@@ -333,6 +336,25 @@ class OpWatch(StepListener):
         provenance.parameter = op_taint.is_still_parameter(call.name, call.tensors)
         provenance.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
         return provenance
+
+    def _note_replaced(self, call: OpCall, results: list[Tensor]) -> None:
+        """An op of a backward pass: does a hook of the script's make finite numbers of others
+        there? A custom Function's own backward computes the gradient."""
+        if call.name in op_taint.PASSES_ON or isinstance(call.node, BackwardCFunction):
+            return
+        for part, outputs in call.parts(results):
+            marked = [(t, taint) for t in part.tensors if (taint := self._made_in_backward(t)) >= 0]
+            for out in outputs if marked else ():
+                found = [taint for t, taint in marked if t.shape == out.shape]
+                is_finite = bool(found) and out.is_floating_point() and all_finite(out)
+                if is_finite and self.lines.runs_a_hook():
+                    self.writes.replaced(found[0])
+
+    def _made_in_backward(self, tensor: Tensor) -> int:
+        """The bad op of a backward pass behind the memory of ``tensor``; -1 without one."""
+        taint = self.taints.of(tensor)
+        record = None if taint is None or taint < 0 else self._bad.record(taint)
+        return record.id if record is not None and record.phase == "backward" else -1
 
     def _look(
         self, call: OpCall, out: Tensor, provenance: Provenance, position: int, *, is_finite: bool

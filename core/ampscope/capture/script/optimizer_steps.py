@@ -26,7 +26,11 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.global_hooks import a_step_runs
 from ampscope.capture.script.calls import Calls, Numbering
-from ampscope.capture.script.gradient_changes import GradientChanges, WriteLines
+from ampscope.capture.script.gradient_changes import (
+    GradientChanges,
+    ReplacedGradients,
+    WriteLines,
+)
 from ampscope.capture.script.optimizer_facts import (
     dtypes,
     evenly,
@@ -95,6 +99,7 @@ class OptimizerSteps(StepListener):
         self.carried = CarriedScale()
         self.clips = Clips()
         self.changes = GradientChanges(writes)
+        self.replaced = ReplacedGradients(writes, taint_of)
         self.gradients = GradientReader(taint_of)
         self.failures = Failures()
         self._spent = (instruments or OwnTime(Failures())).spent
@@ -126,6 +131,8 @@ class OptimizerSteps(StepListener):
         self.carried.pending = scaled
         self._by_hand = by_hand
         self._hand_norms.clear()
+        with self.failures.contained("gradients that were replaced"):
+            self.replaced.before_backward()
         self.changes.before_backward()
         self._loss = Loss(loss, dtype, self._loss.backwards + 1)
         if taint is not None and taint >= 0:
@@ -135,6 +142,8 @@ class OptimizerSteps(StepListener):
         """The backward that was announced last has ended."""
         if self.carried.pending:
             self.changes.after_backward(self.optimizers)
+        with self.failures.contained("gradients that were replaced"):
+            self.replaced.after_backward(self.optimizers)
         if self._by_hand:
             with no_dispatch():
                 for optimizer in self.optimizers:
@@ -183,6 +192,7 @@ class OptimizerSteps(StepListener):
             before = self._samples.pop(name, None)
             self._samples[name] = WeightSample(parameters_of(optimizer), before)
         if scaler is None:
+            self._look_for_replaced(optimizer, None)
             self._facts = None if has_closure else self._read(optimizer, 1.0)
 
     def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
@@ -222,6 +232,14 @@ class OptimizerSteps(StepListener):
     def _look_for_changes(self, optimizer: Optimizer, scaler: Any) -> None:
         name, scale_of = self.optimizer_name(optimizer), partial(self._calls.scale_of, scaler)
         self.changes.before_unscale(optimizer, name, scale_of, self.count)
+        self._look_for_replaced(optimizer, scaler)
+
+    def _look_for_replaced(self, optimizer: Optimizer, scaler: Any) -> None:
+        name, scale_of = self.optimizer_name(optimizer), partial(self._calls.scale_of, scaler)
+        with self.failures.contained("gradients that were replaced"):
+            self.replaced.before_step(
+                optimizer, name, scale_of if scaler is not None else lambda: 1.0, self.count
+            )
 
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:
         name = self.optimizer_name(optimizer)
