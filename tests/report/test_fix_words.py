@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import Trial
+from ampscope.analysis.precision_use import PrecisionUse
+from ampscope.analysis.symptoms import Symptom
+from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.diagnosis.result import DiagnosisResult, Trial
+from ampscope.records import RunInfo, RunSpec, State
 from ampscope.report import fix_words
+from ampscope.report.verdict_words import in_fp32, no_fault
 from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
+from ampscope.runner import script_ending
+from ampscope.source_lines import SourceLines
 from tests.helpers.evidence_making import bad_op
 
 
@@ -80,6 +87,67 @@ def test_a_patch_is_of_the_control_that_cured() -> None:
     assert "# train.py:6: write each call" in fix_words.patch(finding, lines)
     assert "get_submodule" not in fix_words.patch(finding, lines)
     assert "['first']" in fix_words.patch(finding, None)
+
+
+def _run(control: str, message: str = "") -> RunInfo:
+    spec = RunSpec("train.py", kind="script", control=control)
+    ended = (State.FINISHED, 1.0, 1.0, 2.0, None, None, None, message, "", 0, None)
+    return RunInfo(control, spec, *ended)
+
+
+ASSERTED = "The script raised AssertionError at train.py:9 before its first step: assert y.dtype"
+IN_BF16 = PrecisionUse((("bf16", 10),), 3, steps=30, compared=0, is_recorded=True)
+
+
+def _report(found: tuple[Finding, ...], trials: tuple[Trial, ...] = ()) -> DiagnosisResult:
+    word = "fault" if found else "no_fault"
+    failed = [t.control for t in trials]
+    return DiagnosisResult(
+        "train.py",
+        Diagnosis(word, found, (), (), "native"),
+        {name: _run(name, ASSERTED) for name in ("fp32", *failed)} | {"as_is": _run("as_is")},
+        trials,
+        1.0,
+        control_symptoms={"fp32": (str(Symptom.EXCEPTION),), "bf16": ()},
+        judged_steps=30,
+        precision=IN_BF16,
+    )
+
+
+def test_a_control_that_raised_says_what_and_where() -> None:
+    said = no_fault(_report(()))
+    assert "train.py:9" in said
+    assert "assert y.dtype" in said
+    assert "too few" not in said
+    lines = fix_words.run_lines(_report(()))
+    assert lines[0] == "Run unchanged: healthy."
+    assert "AssertionError at train.py:9" in lines[1]
+    assert in_fp32(_report(())) == "raised"
+
+
+def test_the_list_of_runs_contradicts_no_verdict_and_no_script_in_bf16() -> None:
+    finding = Finding("clip_before_unscale", Verdict(Status.FOUND, "why"), ())
+    unchanged, _, bf16 = fix_words.run_lines(_report((finding,)))
+    assert "healthy" not in unchanged
+    assert bf16 != "Run in bf16: healthy."
+
+
+def test_one_error_of_several_fixes_is_said_once() -> None:
+    trials = tuple(Trial(f"lr:0.{n}", "lower_lr", False, None) for n in range(1, 6))
+    said = fix_words.each_run(_report((), trials))
+    assert said.count("AssertionError") == 1
+    assert all(t.control in said for t in trials)
+
+
+def test_an_assertion_without_words_is_kept_with_its_line() -> None:
+    def fails() -> None:
+        assert len([]) > 1
+
+    with pytest.raises(AssertionError) as caught:
+        fails()
+    caught.value.args = ()  # as Python raises it without pytest
+    kept = script_ending.raised(caught.value, SourceLines(str(Path(__file__).parent)))
+    assert kept.facts["error_text"] == "assert len([]) > 1"
 
 
 # Each overflows fp16 where it is computed in it: 300 * 300 = 90,000, and 64 of them.

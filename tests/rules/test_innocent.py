@@ -10,6 +10,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import READ_LOSS, BadOp, Call, Observation, OpUse, ParameterGradient
+from ampscope.rules.not_amp_divergence import divisors_of
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -136,6 +137,49 @@ def test_a_value_that_preparing_the_data_made_is_bad_data() -> None:
     found = diagnose(evidence(run(NAN_STEPS, DIVIDED), dead))
     assert causes(found) == ["bad_input_data"]
     assert found.findings[0].verdict.line == LINE
+
+
+@pytest.mark.parametrize(
+    ("code", "divisors"),
+    [
+        ("gx = 2 * x / (W - 1) - 1", ["W - 1"]),
+        ("return a / b.sum() + c.div(d)", ["b.sum()", "d"]),
+        ("x /= n", ["n"]),
+        ("y = torch.div(x, scale) / 2", ["scale"]),
+        ("y = F.normalize(x)", []),
+        ("y = f(x,", []),
+    ],
+)
+def test_the_divisors_of_a_line(code: str, divisors: list[str]) -> None:
+    assert sorted(divisors_of(code)) == sorted(divisors)
+
+
+DIVISION = bad_op(
+    "aten.div", tensor(0.0), tensor(0.0, zeros=1, shape=()), step=0, nan=4, pos_inf=0, total=4,
+    dtype="fp32", module="", module_type="Flow", tracked=False, reached_loss=True,
+    code="gx = 2 * x / (W - 1) - 1",
+)  # fmt: skip
+BY_A_NUMBER = replace(DIVISION, inputs=DIVISION.inputs[:1], scalars=(0.0,))
+SPREAD = bad_op(
+    "aten.std", tensor(3.0), step=0, nan=4, pos_inf=0, total=4, dtype="fp32", fp32_max=None,
+    fp32_finite=False, reached_loss=True, code="z = z / z.std(0)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "said"), [(DIVISION, "W - 1"), (BY_A_NUMBER, "W - 1"), (SPREAD, "single element")]
+)
+def test_a_division_by_zero_is_said_with_its_divisor_and_no_learning_rate_is_run(
+    op: BadOp, said: str
+) -> None:
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), op)
+    found = diagnose(evidence(run(NAN_STEPS, op), dead))
+    assert causes(found) == ["not_amp_divergence"]
+    verdict = found.findings[0].verdict
+    assert said in verdict.reason
+    assert (verdict.op, verdict.line) == (op.op, op.line)
+    assert verdict.fix.controls == ()
+    assert "weights" not in verdict.fix.text
 
 
 CTC = bad_op(

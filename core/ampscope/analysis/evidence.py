@@ -208,6 +208,7 @@ def _apart(run: RunView, fp32: RunView | None) -> Lead | None:
 
 _IMPOSSIBLE = ("_ctc_loss", "_cudnn_ctc_loss")  # no alignment of the target has a probability
 _SINGULAR = DIVISIONS | LOGARITHMS | {"floor_divide", "remainder", "fmod", "atanh", "digamma"}
+VARIANCES = frozenset({"std", "var", "std_mean", "var_mean"})
 _OWN_RULES = (ForwardClass.EMPTY, ForwardClass.MASKED_ROW, ForwardClass.MASK)
 
 
@@ -241,6 +242,9 @@ def is_singular(op: BadOp) -> bool:
     if is_impossible_alignment(op):
         return True
     name = op.op.rpartition(".")[2]
+    if name in VARIANCES:
+        # Finite numbers have a variance, but for too few of them: one less than one is zero.
+        return op.nan > 0 and op.fp32_finite is False and op.fp32_max is None
     if name not in _SINGULAR:
         return False
     at = 1 if name.startswith(("div", "true_divide", "floor_divide", "remainder", "fmod")) else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
+from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES, FIX_KINDS
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Finding
@@ -43,15 +44,31 @@ def verified(report: DiagnosisResult) -> bool | None:
     return trial.cured if trial is not None else (False if report.trials else None)
 
 
-def outcome(trial: Trial) -> str:
-    """What one trial showed, in few words."""
+def outcome(trial: Trial, run: RunInfo | None = None) -> str:
+    """What one trial showed, in few words; of a ``run`` that raised, what and where."""
     if trial.is_too_short:
         count = trial.compared or 0
         few = f"{plural(count, 'taken step')} {'is' if count == 1 else 'are'} too few"
         return f"inconclusive: the cause is found no more, but {few} to tell"
     if trial.cured is None:
         return f"pattern removed; effect not measurable in {plural(trial.steps, 'step')}"
+    if not trial.cured and run is not None and run.message:
+        return f"not cured: {_said(run)}"
     return "cured" if trial.cured else "not cured"
+
+
+def _said(run: RunInfo) -> str:
+    """How the run ended, behind a colon."""
+    return run.message[:1].lower() + run.message[1:].rstrip(".")
+
+
+def each_run(report: DiagnosisResult) -> str:
+    """What each run with a fix showed; the same outcome of several is said once."""
+    found: dict[str, list[str]] = {}
+    for trial in report.trials:
+        said = outcome(trial, report.runs.get(trial.control))
+        found.setdefault(said, []).append(f"{Control(trial.control).words} ({trial.control})")
+    return "; ".join(f"{', '.join(names)}: {said}" for said, names in found.items())
 
 
 def state(report: DiagnosisResult) -> str:
@@ -194,7 +211,7 @@ def trial_rows(report: DiagnosisResult) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
             Control(t.control).words,
-            outcome(t),
+            outcome(t, report.runs.get(t.control)),
             f"{t.price:.2f} times" if t.price else unknown,
             f"{t.memory:.2f} times" if t.memory else unknown,
         )
@@ -241,10 +258,8 @@ def control_row(report: DiagnosisResult, control: ControlRun) -> tuple[str, ...]
 def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
     """The symptoms of a run under a control, or what a trial showed."""
     word = run.spec.control
-    if word == "as_is":
-        return "; ".join(report.diagnosis.symptoms) or "nothing"
-    if word in report.control_symptoms:
-        return "; ".join(report.control_symptoms[word]) or "nothing"
+    if word == "as_is" or word in report.control_symptoms:
+        return symptoms_seen(report, word) or "nothing"
     if word == COMPILED and _is_of_compilers(report):
         return "its numbers are not eager code's"
     trial = next((t for t in report.trials if t.control == word), None)
@@ -253,6 +268,35 @@ def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
     if trial.cured is None:
         return outcome(trial)
     return "nothing any more" if trial.cured else "the symptom or its cause is still there"
+
+
+def symptoms_seen(report: DiagnosisResult, word: str) -> str:
+    """What is wrong with the baseline run or a control; of an exception what was raised and
+    where. "" where nothing is."""
+    run = report.runs.get(word)
+    raised = _said(run) if run is not None and run.message else str(Symptom.EXCEPTION)
+    of_control = report.control_symptoms.get(word, ())
+    found = report.diagnosis.symptoms if word == "as_is" else of_control
+    return "; ".join(raised if s == Symptom.EXCEPTION else s for s in found)
+
+
+def run_lines(report: DiagnosisResult) -> list[str]:
+    """A sentence on the baseline run, and one on each control."""
+    lines = []
+    for word in ("as_is", *report.control_symptoms):
+        name, seen_there = Control(word).words, symptoms_seen(report, word)
+        if word == "bf16" and _is_in_bf16(report):
+            name += ", as it trains already, and without a loss scale"
+        if word == "as_is" and report.diagnosis.findings and not seen_there:
+            seen_there = "no symptom in these steps; the cause above is in what the script does"
+        lines.append(f"Run {name}: {seen_there or 'healthy'}.")
+    return lines
+
+
+def _is_in_bf16(report: DiagnosisResult) -> bool:
+    """Whether bf16 is the one half format that the baseline run computed in."""
+    use = report.precision
+    return use is not None and {d for d, _ in use.flops} & {"fp16", "bf16"} == {"bf16"}
 
 
 _WIDE = """import contextlib

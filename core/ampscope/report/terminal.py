@@ -46,9 +46,8 @@ def print_report(report: DiagnosisResult, console: Console) -> None:
         console.print(_finding(finding, report, first=number == 0))
     for finding in diagnosis.latent:
         console.print(_latent(finding))
-    runs = {"as_is": report.diagnosis.symptoms, **report.control_symptoms}
-    for name, seen in runs.items():
-        console.print(_said(f"Run {Control(name).words}: {'; '.join(seen) or 'healthy'}."))
+    for sentence in fix_words.run_lines(report):
+        console.print(_said(sentence))
     console.print(
         _said(
             f"Judged under {rules}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
@@ -97,10 +96,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
         shown = visible(patch.rstrip(), CODE_LENGTH)
         parts.append(Syntax(shown, "python", background_color="default"))
     if first and report.trials:
-        tried = "; ".join(
-            f"{Control(t.control).words} ({t.control}): {fix_words.outcome(t)}"
-            for t in report.trials
-        )
+        tried = fix_words.each_run(report)
         parts.append(_said(f"{fix_words.seen(report)} Each run: {tried}."))
     if finding.consequences:
         causes = (CAUSES[c.cause] for c in finding.consequences)

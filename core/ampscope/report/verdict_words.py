@@ -63,9 +63,34 @@ def no_fault(report: DiagnosisResult) -> str:
     """The verdict where no fault was found: of which precision and of how many steps it is."""
     use = report.precision
     said = report.scope or ("No fault found." if use is None else precision_no_fault(use))
+    if use is not None and (why := _uncompared(report)):
+        said = f"No fault found in {plural(use.steps, 'optimizer step')}. {why}"
     latent = (CAUSES[f.cause] for f in report.diagnosis.latent)
     titles = "; ".join(cause.inside for cause in latent)
     return f"{said} Latent, without harm so far: {titles}." if titles else said
+
+
+def _uncompared(report: DiagnosisResult) -> str:
+    """Why the baseline run is compared with nothing, where its fp32 control raised; "" elsewhere.
+    What an assertion says holds in the baseline run."""
+    use = report.precision
+    raised = Symptom.EXCEPTION in report.control_symptoms.get("fp32", ())
+    if not raised or use is None or use.no_half or not use.too_few:
+        return ""
+    run = report.runs.get("fp32")
+    said = fix_words.symptoms_seen(report, "fp32")
+    text = f"There is no fp32 control to compare them with: in fp32 {said}."
+    halves = [dtype for dtype, _ in use.flops if dtype in ("fp16", "bf16")]
+    if run is not None and "AssertionError" in run.message and halves:
+        text += f" The assertion holds in {halves[0]}: the script demands that precision."
+    return text
+
+
+def _raised_alone(report: DiagnosisResult) -> bool:
+    """The fp32 control ended by an error that the baseline run did not meet: it shows no failure of
+    the training in fp32."""
+    seen = report.control_symptoms.get("fp32", ())
+    return Symptom.EXCEPTION in seen and Symptom.EXCEPTION not in report.diagnosis.symptoms
 
 
 def heading(finding: Finding, rank: str = "Root cause") -> str:
@@ -81,6 +106,8 @@ def in_fp32(report: DiagnosisResult) -> str:
         return "not run"
     if OUT_OF_MEMORY in fp32:
         return "out of memory"
+    if _raised_alone(report):
+        return "raised"
     return "fails too" if fp32 else "healthy"
 
 
@@ -91,7 +118,7 @@ def key_figures(report: DiagnosisResult) -> list[Figure]:
     at = ", ".join(filter(None, (found.module, found.line))) or place
     step = "no step" if found.step is None else f"step {found.step:,}"
     fix = fix_words.state(report)
-    fp32 = "; ".join(report.control_symptoms.get("fp32") or ())
+    fp32 = fix_words.symptoms_seen(report, "fp32")
     return [
         Figure("Where", place, f"{at}; {found.op or 'no single op'}"),
         Figure("First seen at", step, "Optimizer steps, skipped ones included, count from 0"),
@@ -250,8 +277,8 @@ def missing(report: DiagnosisResult) -> str:
     """What follows the reason of an undetermined verdict: that fp32 fails too, and what the rules
     say that they would have needed."""
     fp32 = report.control_symptoms.get("fp32", ())
-    too = "" if OUT_OF_MEMORY in fp32 else " fails too"
-    control = f" The fp32 control{too}: {'; '.join(fp32)}." if fp32 else ""
+    too = "" if OUT_OF_MEMORY in fp32 or _raised_alone(report) else " fails too"
+    control = f" The fp32 control{too}: {fix_words.symptoms_seen(report, 'fp32')}." if fp32 else ""
     open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
     needed = f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
     return control + needed

@@ -22,10 +22,16 @@ Remedy
 
 from __future__ import annotations
 
+import ast
 import math
 
 from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth
-from ampscope.analysis.evidence import Evidence, shared_singularity
+from ampscope.analysis.evidence import (
+    VARIANCES,
+    Evidence,
+    is_singular,
+    shared_singularity,
+)
 from ampscope.analysis.root_op import Arrives, RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import undivided_by_hand
@@ -59,7 +65,8 @@ def check(evidence: Evidence) -> Verdict:
     if not evidence.fp32_symptoms & BROKEN:
         return passed("fp32 trains: whatever is wrong has to do with precision.")
     op = shared_singularity(evidence)
-    if op is not None and op.tracked and op.step == fp32.first_bad_step:
+    in_the_model = op is not None and (op.tracked or bool(op.module_type))
+    if op is not None and op.step == fp32.first_bad_step and in_the_model:
         return _formula(op)
     if _recovers(evidence, fp32):
         return passed(
@@ -157,6 +164,8 @@ def no_precision_trains(evidence: Evidence) -> Verdict:
         return inconclusive("fp32 fails later than the baseline run does.")
     root = root_op(fp32)
     op = root.op if root is not None else None
+    if op is not None and op.phase == "forward" and is_singular(op):
+        return _formula(op)
     where = "" if op is None else f" There {op.op} gives the first non-finite value ({place(op)})."
     return Verdict(
         Status.FOUND,
@@ -193,14 +202,57 @@ def _undivided(factor: float) -> str:
 
 def _formula(op: BadOp) -> Verdict:
     """Not a matter of growth: the script asks for a value that does not exist."""
+    name = op.op.rpartition(".")[2]
+    meets = f"{op.op} meets an input of exactly zero, or outside its domain,"
+    text, patch = "Keep the input away from zero: a clamp or an epsilon.", FORMULA_PATCH
+    if name in VARIANCES:
+        meets = f"{op.op} is taken of a single element, so that it divides by one less, zero,"
+        text = "Give it more than one element, or correction=0, which divides by their number."
+        patch = "spread = x.std(dim, correction=0)\n"
+    elif name.startswith("div"):
+        divisors = divisors_of(op.code)
+        named = " or ".join(divisors)
+        # Of several divisions in one line it is not known which one ran.
+        divisor = named if len(divisors) == 1 else f"a divisor ({named})" if named else "a divisor"
+        zero = "0 / 0" if op.nan else "a division by zero"
+        meets = f"{op.op} computes {zero} of finite numbers: {divisor} is 0,"
+        text = f"Keep {divisor} away from zero, or leave the division out where it is 0."
+        if len(divisors) == 1:
+            is_number = len(op.inputs) < 2 or op.inputs[1].shape == ()
+            kept = f"max({named}, 1)" if is_number else f"({named}).clamp(min=1e-6)"
+            patch = f"divisor = {kept}  # or: skip the division where it is zero\n"
     return op_verdict(
         RootOp(op, Arrives.LOSS),
         f"AMP is innocent: line {op.line} asks for a value that no precision computes at step"
-        f" {op.step}{sample(op)}. {op.op} meets an input of exactly zero, or outside its domain,"
-        " and fp32 fails at the same op and step.",
-        Fix("rewrite_op", "Keep the input away from zero: a clamp or an epsilon.", FORMULA_PATCH),
+        f" {op.step}{sample(op)}. {meets} and fp32 fails at the same op and step.",
+        Fix("rewrite_op", text, patch),
         (Measurement("fp32 fails at the same op and step", "True", run="fp32", step=op.step),),
     )
+
+
+_DIVIDING = frozenset(("div", "div_", "divide", "divide_", "true_divide", "true_divide_"))
+
+
+def divisors_of(code: str) -> list[str]:
+    """What a line of the script divides by, each once; [] where it cannot be read alone."""
+    try:
+        tree = ast.parse(code.rstrip(":") if not code.startswith("return") else code[6:].strip())
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            found.append(node.right)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+            found.append(node.value)
+        elif isinstance(node, ast.Call) and _divides(node.func) and node.args:
+            found.append(node.args[-1])
+    varying = (node for node in found if not isinstance(node, ast.Constant) or not node.value)
+    return list(dict.fromkeys(map(ast.unparse, varying)))
+
+
+def _divides(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in _DIVIDING
 
 
 FORMULA_PATCH = "safe = denominator.clamp(min=1e-6)  # or: skip the update where it is zero\n"

@@ -19,7 +19,7 @@ from typing import Any
 
 import ampscope
 from ampscope.records import RunSpec
-from ampscope.source_lines import SourceLines, line_name
+from ampscope.source_lines import SourceLines, line_name, line_text
 
 # Where a script's run is ended.
 
@@ -104,7 +104,7 @@ def raised(error: BaseException, lines: SourceLines) -> Raised:
     facts = {
         "exit_code": 1,
         "error_type": type(error).__name__,
-        "error_text": _words(error)[:MAX_ERROR_TEXT],
+        "error_text": (_words(error) or _asserted(error, place))[:MAX_ERROR_TEXT],
         "error_line": line_name(place),
     }
     return Raised(error, text_of(error), function, facts)
@@ -115,6 +115,11 @@ def _words(error: BaseException) -> str:
     text = str(error)
     name = getattr(error, "name", None) if type(error) is ImportError else None
     return text if not name or name in text else f"import of {name}: {text}"
+
+
+def _asserted(error: BaseException, place: tuple[str, int]) -> str:
+    """The line of an assertion that says nothing itself."""
+    return line_text(place) if isinstance(error, AssertionError) else ""
 
 
 def left_because_of(leaving: SystemExit, lines: SourceLines) -> dict[str, Any]:
