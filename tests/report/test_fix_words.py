@@ -132,6 +132,15 @@ def test_the_list_of_runs_contradicts_no_verdict_and_no_script_in_bf16() -> None
     assert bf16 != "Run in bf16: healthy."
 
 
+def test_the_patch_for_bf16_is_of_the_cast_where_the_line_casts_by_hand() -> None:
+    code = "y = linear(x.half(), w.to(torch.float16))"
+    verdict = Verdict(Status.FOUND, "why", line="train.py:6", code=code, fix=Fix("add_scaler", ""))
+    cured = Trial("bf16", "use_bf16", True, None)
+    patch = fix_words.patch(Finding("loss_magnitude_overflow", verdict, ()), cured)
+    assert "y = linear(x.bfloat16(), w.to(torch.bfloat16))" in patch
+    assert "autocast" not in patch
+
+
 def test_one_error_of_several_fixes_is_said_once() -> None:
     trials = tuple(Trial(f"lr:0.{n}", "lower_lr", False, None) for n in range(1, 6))
     said = fix_words.each_run(_report((), trials))

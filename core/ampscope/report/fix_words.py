@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, replace
 
 from ampscope.analysis.symptoms import Symptom
@@ -13,7 +14,7 @@ from ampscope.diagnosis.result import OF_COMPILERS, DiagnosisResult, Trial
 from ampscope.number_words import number, plural, share
 from ampscope.records import RunInfo, StepRecord, StepTotals
 from ampscope.rules import catalog
-from ampscope.rules.verdict import island_patch
+from ampscope.rules.verdict import Verdict, island_patch
 
 CONTROLS = ("as_is", "fp32", "bf16")  # that every diagnosis may run
 
@@ -119,10 +120,23 @@ def patch(finding: Finding, cured: Trial | None) -> str:
     if word == "fp32_lines":
         return _line_patch(finding, places)
     if word == "bf16" and fix.kind != "use_bf16":
-        return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
+        return _in_bf16(finding.verdict)
     if fix.patch == island_patch("") and finding.verdict.line:
         return _line_patch(finding, (finding.verdict.line,))
     return fix.patch
+
+
+def _in_bf16(verdict: Verdict) -> str:
+    """What was run, as code: autocast in bf16, and casts to fp16 by hand, which no autocast owns,
+    as casts to bf16."""
+    code = re.sub(r"\.half\(\)", ".bfloat16()", verdict.code)
+    code = re.sub(r"\btorch\.(float16|half)\b", "torch.bfloat16", code)
+    if code != verdict.code:
+        return f"# {verdict.line}, and likewise every other cast to fp16; no GradScaler\n{code}\n"
+    return (
+        "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
+        "# where the script casts by hand: .bfloat16() in place of .half()\n"
+    )
 
 
 def seen(report: DiagnosisResult) -> str:
