@@ -16,7 +16,7 @@ from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.report import fix_words
-from ampscope.report.verdict_words import in_fp32, no_fault
+from ampscope.report.verdict_words import in_fp32, no_fault, when_undetermined
 from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
 from ampscope.runner import script_ending
 from ampscope.source_lines import SourceLines
@@ -123,6 +123,7 @@ def test_a_control_that_raised_says_what_and_where() -> None:
     assert lines[0] == "Run unchanged: healthy."
     assert "AssertionError at train.py:9" in lines[1]
     assert in_fp32(_report(())) == "raised"
+    assert "no half precision" not in when_undetermined(_report(()))
 
 
 def test_the_list_of_runs_contradicts_no_verdict_and_no_script_in_bf16() -> None:

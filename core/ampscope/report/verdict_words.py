@@ -203,6 +203,11 @@ def when_undetermined(report: DiagnosisResult) -> str:
     fp32 = report.control_symptoms.get("fp32", ())
     if OUT_OF_MEMORY in fp32:
         return "The fp32 control ran out of memory: use a smaller batch, then diagnose it again:"
+    if _raised_alone(report):
+        return (
+            "Let the script run in fp32 as well, so that there is something to compare with; then "
+            "diagnose it again:"
+        )
     if fp32:
         return (
             "The fp32 control fails too, so the cause is no half precision: look at the data, the "
