@@ -230,7 +230,8 @@ class OpUse:
 
     Requests for half precision that may have come to nothing are of this kind too, with ``op`` for
     what was asked: cuda_missing (autocast or GradScaler on CUDA), cuda_asked (whether there is a
-    CUDA device), nullcontext, trainer_fp16 (of Accelerate, on a CPU).
+    CUDA device), nullcontext, trainer_fp16 (of Accelerate, on a CPU), cpu_default (autocast on the
+    CPU that names no dtype).
     """
 
     name: str  # "binary_cross_entropy under autocast", "custom Function without custom_fwd" …

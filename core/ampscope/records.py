@@ -62,6 +62,7 @@ class Cadence:
     shadow: int = 10
 
 
+AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
 OP_STEP = "op_step"  # the run's tensors are digested, and in this step the results of its ops
 SEED_SHIFT = "seed_shift"  # each seed that the script sets is larger by this
 HALF_FROM = "half_from"  # the first step of the baseline in which half precision took part
@@ -79,7 +80,7 @@ class RunSpec:
     steps: int = 50
     seed: int = 0
     device: str = "auto"  # auto | cpu | cuda | cuda:N
-    policy: str = "auto"  # auto | cuda (rehearsal of CUDA's rules on a CPU) | native
+    policy: str = "auto"  # AUTO | cuda (rehearsal of CUDA's rules on a CPU) | native
     rehearsed: str = ""  # the device that a rehearsal stands in for ("t4"); "" is the usual one
     scaler: ScalerSpec = field(default_factory=ScalerSpec)
     cadence: Cadence = field(default_factory=Cadence)

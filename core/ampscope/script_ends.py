@@ -23,6 +23,21 @@ _NO_CUDA = (
     "ProcessGroupNCCL is only supported with GPUs",
 )
 
+# What libraries and scripts say in words of their own: a device and its lack in one line.
+_DEVICE = r"(?:cuda|\bgpus?\b|nvidia|\bnccl\b|\baccelerators?\b)"
+_LACK = (
+    r"(?:\bno\b|\bnot\b|n't\b|\bcannot\b|\bnone\b|\bwithout\b|\bonly\b|\bneed|\brequire|\bmust\b"
+    r"|\bmissing\b|\blacks?\b|\bunavailable\b|\bunable\b|\bat least\b|\bis False\b|\bassert\b|\[\])"
+)
+_SAYS_NO_CUDA = re.compile(
+    f"{_DEVICE}.{{0,120}}{_LACK}|{_LACK}.{{0,120}}{_DEVICE}|your machine only has: \\[\\]",
+    re.IGNORECASE,
+)
+_MAY_WANT_CUDA = (
+    "If it wants a CUDA device, which this machine has none of: --policy cuda rehearses one on the "
+    "CPU."
+)
+
 # What code that is compiled for CUDA says where there is no device, and what the script could do
 # instead. {0} is what the pattern's group holds.
 _CUDA_CODE = (
@@ -55,12 +70,28 @@ _FOR_CUDA = (
 )  # fmt: skip
 
 
-def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, str]:
+def ending(
+    outcome: Outcome, spec: RunSpec, processes: int = 0, *, has_cuda: bool = True
+) -> tuple[State, str]:
     """(state, sentence) of a run that ended by itself; "" where there is nothing to add.
 
-    ``processes``: how many others it started. FAILED means that there is nothing to judge, whatever
-    the run has recorded.
+    ``processes``: how many others it started. ``has_cuda``: the machine has a CUDA device. FAILED
+    means that there is nothing to judge, whatever the run has recorded.
     """
+    state, sentence = _ending(outcome, spec, processes)
+    if outcome.steps or state is State.CANCELLED or outcome.is_out_of_memory:
+        return state, sentence
+    return state, with_hint(sentence, spec, has_cuda=has_cuda)
+
+
+def with_hint(sentence: str, spec: RunSpec, *, has_cuda: bool) -> str:
+    """How a run that made no step ended, with what may help on a machine without CUDA."""
+    if has_cuda or spec.policy == "cuda" or not sentence or "--policy cuda" in sentence:
+        return sentence
+    return f"{sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'} {_MAY_WANT_CUDA}"
+
+
+def _ending(outcome: Outcome, spec: RunSpec, processes: int) -> tuple[State, str]:
     when = _when(outcome)
     if outcome.ended == "exception":
         return _raised(outcome, spec, when)
@@ -110,6 +141,15 @@ def lacks_cuda(outcome: Outcome, output: str = "") -> bool:
         else (f"{outcome.error_text}\n{output}")
     )
     return any(s in said for s in _NO_CUDA)
+
+
+def may_want_cuda(outcome: Outcome, said: str) -> bool:
+    """Whether the script ended itself before its first step, and somewhere it is said that there is
+    no CUDA device. ``said``: what it printed, with the tracebacks of all errors that led to its
+    end: libraries have words of their own, and others wrap them."""
+    if outcome.steps or outcome.ended not in ("exception", "exit", "returned"):
+        return False
+    return _cuda_code(outcome.error_text) is None and bool(_SAYS_NO_CUDA.search(said))
 
 
 def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:

@@ -50,7 +50,7 @@ class Info:
     id = "run"
     machine: Machine | None = None
     state = State.FINISHED
-    message = ""
+    message = traceback = ""
     spec = RunSpec("train.py")
 
 

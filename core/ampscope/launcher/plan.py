@@ -18,6 +18,7 @@ it. The search for the smallest set of modules (:func:`smallest_set`) is here to
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -58,13 +59,12 @@ from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
-from ampscope.records import HALF_FROM, JUDGED_RANK, RunSpec, State
+from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
-from ampscope.script_ends import lacks_cuda
+from ampscope.script_ends import lacks_cuda, may_want_cuda
 from ampscope.store.writer import keep_conclusion
 
 MAX_FIX_RUNS = 4
-AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
 MAX_TRIED = 2  # findings whose fixes are run
 MAX_NEXT_RUNS = 2  # of the second one's
 MAX_NEIGHBOUR_S = 10.0  # of a run: a neighbour of a finding that is cured is tried in short ones
@@ -116,6 +116,8 @@ class DiagnosisPlan:
         first = self.runs.start("as_is")
         second = self.runs.start("fp32", parent=first)
         self._keep("as_is", self.runs.wait(first, show, self.say))
+        if self.lacks_device():
+            return
         self._keep("fp32", self.runs.wait(second, say=self.say))
         if self._is_disturbed("as_is", first):
             self._keep("as_is", self.runs.run("as_is"))
@@ -125,6 +127,12 @@ class DiagnosisPlan:
         if first_half := self.views["as_is"].outcome.half_from:
             settings = (*self.runs.spec.settings, (HALF_FROM, str(first_half)))
             self.runs.spec = replace(self.runs.spec, settings=settings)
+
+    def lacks_device(self) -> bool:
+        """Whether the policy is open and the baseline run wants a CUDA device that is not there."""
+        run = self.done["as_is"]
+        said = f"{run.output}\n{run.info.traceback}"
+        return self.runs.spec.policy == AUTO and wants_cuda(self.views["as_is"], said)
 
     def _is_disturbed(self, control: str, run_id: str) -> bool:
         """Whether one of two runs at a time may have failed because of the other: it lacked what
@@ -448,7 +456,7 @@ def run_diagnosis(
         held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
         try:
             plan = _begun(stack, spec, store, say, held or show, on)
-            if spec.policy == AUTO and wants_cuda(plan.views["as_is"], plan.done["as_is"].output):
+            if plan.lacks_device():
                 say(
                     f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
                     "CUDA, and this machine has none"
@@ -502,14 +510,26 @@ def _begun(
     return plan
 
 
-def wants_cuda(run: RunView, output: str) -> bool:
+# A trainer was asked for fp16 and takes bf16 instead, because it is on a CPU.
+_FP16_REFUSED = re.compile(r"(?:fp16|float16|16-mixed)\b.{0,60}not supported on (?:the )?CPU", re.I)
+
+
+def wants_cuda(run: RunView, said: str) -> bool:
     """Whether the script could not run, ran without the autocast or GradScaler on CUDA that it
     asked for, or computed nothing in half precision, for a CUDA device that is not there. What
-    runs in bf16 without the scaler that is meant for fp16 is another training."""
-    if lacks_cuda(run.outcome, output) or run.use("cuda_missing"):
+    runs in bf16 without the scaler that is meant for fp16 is another training. ``said``: what the
+    script printed, and its traceback."""
+    if lacks_cuda(run.outcome, said) or run.use("cuda_missing"):
+        return True
+    if may_want_cuda(run.outcome, said):
+        return True
+    if _FP16_REFUSED.search(said):
         return True
     if not any(run.use(name) for name in ("cuda_asked", "trainer_fp16")):
         return False
+    # Both follow the device: a scaler is left out, and autocast takes bf16, fp16 on CUDA.
+    if run.use("cpu_default") or any(c.name == "scaler_new" and not c.enabled for c in run.calls):
+        return True
     use = precision_use(run, None)
     return not run.steps or (use is not None and use.no_half)
 

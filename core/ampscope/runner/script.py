@@ -33,6 +33,7 @@ from ampscope.patches import Patches
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.stand_in_device import StandInDevice, stand_in
 from ampscope.records import (
+    AUTO,
     HALF_FROM,
     JUDGED_RANK,
     OP_STEP,
@@ -46,6 +47,7 @@ from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.compiled_recorder import CompiledRecorder
 from ampscope.runner.controls import applied
 from ampscope.runner.device import (
+    has_cuda,
     limit_memory,
     machine_of_script,
     read_too,
@@ -65,7 +67,7 @@ from ampscope.runner.script_ranks import (
 )
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import SEED, execute, folder_of, names_half
-from ampscope.script_ends import ending, passed_limit
+from ampscope.script_ends import ending, passed_limit, with_hint
 from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings
@@ -159,6 +161,7 @@ class _Run:
             policy == "rehearsal",
             self.recorder.requests,
             stands_in=not self.compiles,
+            on_missing=self._rehearsed_instead,
         )
         self.device: StandInDevice | None = None
         self.started = time.monotonic()
@@ -251,6 +254,8 @@ class _Run:
         else:
             self.following.on_optimizer_step(self.recorder)
             count, elapsed_s = count - sleep.passed, elapsed_s - sleep.elapsed_s
+            if count == 1 and self._is_other_training():
+                self._rehearsed_instead()
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped == "steps" and self._goes_on(count, elapsed_s):
             self.stopped = ""
@@ -278,15 +283,36 @@ class _Run:
             recorder.sleep_until_half()
         return self.may_be_half
 
+    def _is_other_training(self) -> bool:
+        """Whether the first step shows that the script takes what the device has, and lacks it."""
+        used = self.recorder.precision
+        in_fp32 = bool(used.flops()[0]) and not used.ran_half
+        return self.cuda.follows_device or (in_fp32 and self.cuda.is_awaited)
+
+    def _rehearsed_instead(self) -> None:
+        """Where the policy is still open, end the process here and now: without the device that the
+        script wants, it is another training, and is run again on one that is stood in for. No
+        exception, for the script may catch it. A process among others runs on: they wait for it."""
+        among_others = self.ranks is None or self.ranks.started
+        if self.spec.policy != AUTO or not self.processes.is_own or among_others:
+            return
+        self.stopped = "steps"
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
     def _left(self, leaving: SystemExit) -> ScriptResult:
         """The script called ``sys.exit``, perhaps while it handled an error."""
         self.recorder.switch_off()
-        facts = script_ending.left_because_of(leaving, self.recorder.lines)
+        handled = script_ending.left_because_of(leaving, self.recorder.lines)
+        facts = {} if handled is None else handled.facts
         if "error_type" in self.recorder.errors.caught():
             facts = {}  # one that came often is told first
         elif facts:
             facts["error_step"] = self.recorder.steps.count
-        return self._result("exit", exit_code=script_ending.exit_code(leaving), **facts)
+        text = "" if handled is None else handled.text
+        return self._result("exit", text, exit_code=script_ending.exit_code(leaving), **facts)
 
     def _failed(self, error: BaseException, *, tell: bool = True) -> ScriptResult:
         self.recorder.switch_off()  # formatting the error runs the script's own code
@@ -386,7 +412,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
         elif result.outcome.steps or not result.processes:
             located(result.device)
         writing.write(observations, result.measured, last=True)
-        return ending(outcome_of(observations), spec, result.processes)
+        return ending(outcome_of(observations), spec, result.processes, has_cuda=has_gpu)
 
     def leaves_at_once(result: ScriptResult) -> None:
         how = written(result)
@@ -462,6 +488,7 @@ class _Watchdog(Watchdog):
         if state is State.FAILED:
             done = max(self._writing.steps, steps_of_ranks(self._store, self._writer.run_id))
             message = passed_limit(self._spec.time_limit_s, done)
+            message = message if done else with_hint(message, self._spec, has_cuda=has_cuda())
         super()._end(status, state, message)
 
 

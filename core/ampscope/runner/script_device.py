@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,9 +31,12 @@ class CudaRequests:
     """What was asked of CUDA, and where first."""
 
     def __init__(
-        self, lines: SourceLines, redirect: bool, requests: HalfRequests, *, stands_in: bool = True
-    ) -> None:
-        """``stands_in``: the script finds a CUDA device, if ``redirect``."""
+        self, lines: SourceLines, redirect: bool, requests: HalfRequests, *, stands_in: bool = True,
+        on_missing: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """``stands_in``: the script finds a CUDA device, if ``redirect``. ``on_missing`` is called
+        when torch is about to switch off what the script asks of CUDA."""
+        self._on_missing = on_missing
         self.redirect = redirect
         self._stands_in = stands_in
         self._requests = requests
@@ -78,6 +81,19 @@ class CudaRequests:
         ]
         return " ".join(filter(None, told))
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the script looked for a CUDA device, and there is none."""
+        asked = {use.name for use in self._requests.records()}
+        return bool(asked & {"cuda_asked", "trainer_fp16"}) and not self.redirect and not has_cuda()
+
+    @property
+    def follows_device(self) -> bool:
+        """Whether the script looked for a CUDA device and has another kind of half without it: its
+        scaler stayed off, or its autocast takes the default of the device, which is not fp16."""
+        facts = {use.name for use in self._requests.records()}
+        return self.is_awaited and (self._stayed_off or "cpu_default" in facts)
+
     def _note_on_cuda(self, *, ran_half: bool) -> str:
         if not self._asked:
             return ""
@@ -112,6 +128,7 @@ class CudaRequests:
         self._asked.setdefault(what, line)
         if not self.redirect:
             self._requests.add("cuda_missing", what, line)
+            self._on_missing()
 
     def _autocast(
         self, original: Any, region: Any, device_type: str, *args: Any, **kwargs: Any
@@ -123,9 +140,12 @@ class CudaRequests:
             if self.redirect:
                 device_type = "cpu"
                 args, kwargs = self._with_cuda_dtype(args, kwargs)
-        elif device_type == "cpu" and self.redirect and enabled:
+        elif device_type == "cpu" and enabled:
             dtype = args[0] if args else kwargs.get("dtype")
-            if dtype is None and self._means_cuda():
+            if not self.redirect:
+                if dtype is None and (where := self._lines.where())[0]:
+                    self._requests.add("cpu_default", "autocast", line_name(where))
+            elif dtype is None and self._means_cuda():
                 args, kwargs = self._with_cuda_dtype(args, kwargs)
             elif dtype is None and (where := self._lines.where())[0]:
                 self._kept[line_name(where)] = None

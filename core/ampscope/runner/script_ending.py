@@ -122,14 +122,15 @@ def _asserted(error: BaseException, place: tuple[str, int]) -> str:
     return line_text(place) if isinstance(error, AssertionError) else ""
 
 
-def left_because_of(leaving: SystemExit, lines: SourceLines) -> dict[str, Any]:
-    """Fields of :class:`Outcome` on the error that the script was handling when it left with a
-    status other than 0, as Hydra does with every error; {} where there was none."""
+def left_because_of(leaving: SystemExit, lines: SourceLines) -> Raised | None:
+    """The error that the script was handling when it left with a status other than 0, as Hydra does
+    with every error; None where there was none. It says nothing of the status."""
     error = leaving.__context__
     if leaving.code in (None, 0) or not isinstance(error, Exception):
-        return {}
-    facts = raised(error, lines).facts
-    return {name: value for name, value in facts.items() if name != "exit_code"}
+        return None
+    found = raised(error, lines)
+    del found.facts["exit_code"]
+    return found
 
 
 def spawned_error(leaving: SystemExit) -> Exception | None:

@@ -1,0 +1,157 @@
+"""Scripts that want a CUDA device, on a machine that has none: what leads to a rehearsal, how
+early, and the hint where nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ampscope.analysis.run_view import RunView
+from ampscope.launcher.plan import wants_cuda
+from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.observations import Outcome
+from ampscope.records import RunSpec, State
+from ampscope.script_ends import ending
+from tests.helpers.script_runner import Ran, Runner, spec, write_script
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+
+SAID = (
+    # torch
+    "AssertionError: Torch not compiled with CUDA enabled",
+    "RuntimeError: Found no NVIDIA driver on your system.",
+    "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() "
+    "is False.",
+    "RuntimeError: Cannot access accelerator device when none is available.",
+    "RuntimeError: CUDA error: no CUDA-capable device is detected",
+    # Lightning, its Fabric, Accelerate, Transformers, DeepSpeed, Megatron
+    "lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend "
+    "found!",
+    "MisconfigurationException: `CUDAAccelerator` can not run on your system since the accelerator "
+    "is not available.",
+    "MisconfigurationException: You requested gpu: [0]\n But your machine only has: []",
+    "ValueError: fp16 mixed precision requires a GPU (not 'cpu').",
+    "ValueError: FP16 Mixed precision training with AMP or APEX (`--fp16`) can only be used on CUDA"
+    " devices.",
+    "ValueError: Your setup doesn't support bf16/gpu.",
+    "RuntimeError: No GPU found. A GPU is needed for quantization.",
+    "AssertionError: Megatron requires CUDA.",
+    "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+    # a wrapper that prints the error of what it calls, and scripts' own words
+    "Error in call to target 'lightning.Trainer': MisconfigurationException('No supported gpu "
+    "backend found!')\nfull_key: trainer",
+    "    assert torch.cuda.is_available()\nAssertionError",
+    "this script needs a GPU",
+    "CUDA is unavailable, exiting.",
+)
+OTHER = (
+    "FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+    "GPU available: False, used: False\nKeyError: 'x'",
+    "device: cpu\nValueError: num_heads must divide the width",
+)
+
+
+def _view(ended: str = "exception", steps: int = 0, text: str = "") -> RunView:
+    outcome = Outcome(ended=ended, steps=steps, error_type="E", error_text=text)
+    return RunView("as_is", "r", (outcome,))
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("ended", ["exception", "exit", "returned"])
+def test_every_message_of_a_missing_device_leads_to_a_rehearsal(said: str, ended: str) -> None:
+    assert wants_cuda(_view(ended), f"epoch 0\n{said}\n")
+
+
+@pytest.mark.parametrize("said", OTHER)
+def test_other_errors_do_not(said: str) -> None:
+    assert not wants_cuda(_view(), said)
+
+
+def test_what_a_training_prints_is_no_request() -> None:
+    assert not wants_cuda(_view("returned", steps=5), "no GPU found, training on the CPU")
+    assert not wants_cuda(_view("time"), "no GPU found, training on the CPU")
+
+
+def test_code_that_is_compiled_for_cuda_cannot_be_rehearsed() -> None:
+    lacks = "bitsandbytes library: CUDA is required, no GPU found"
+    assert not wants_cuda(_view(text=lacks), lacks)
+
+
+@pytest.mark.parametrize(
+    ("policy", "has_cuda", "hinted"),
+    [("native", False, True), ("auto", False, True), ("cuda", False, False),
+     ("native", True, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("ended", ["exception", "exit", "returned", "time"])
+def test_an_end_before_the_first_step_has_the_hint(
+    ended: str, policy: str, has_cuda: bool, hinted: bool
+) -> None:
+    asked = RunSpec("train.py", policy=policy)
+    outcome = Outcome(ended=ended, error_type="ValueError", error_text="a bad day")
+    assert ("--policy cuda" in ending(outcome, asked, has_cuda=has_cuda)[1]) is hinted
+
+
+# Runs under the policy that is still open.
+TRAIN = """
+import sys, torch
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+m = torch.nn.Linear(4, 2).to(device)
+o = torch.optim.SGD(m.parameters(), 0.1)
+def train(scaler, autocast, **region):
+    for i in range(9):
+        o.zero_grad()
+        with torch.autocast(autocast, **region):
+            loss = m(torch.randn(8, 4, device=device)).square().mean()
+        scaler.scale(loss).backward(); scaler.step(o); scaler.update()
+    print("trained to the end")
+"""
+# steps that are made, whether a rehearsal follows
+SCRIPTS = {
+    "switched_off": (
+        "try:\n  train(torch.amp.GradScaler('cuda'), 'cuda')\n"
+        "except BaseException: print('caught')\nprint('went on')",
+        0, True,
+    ),
+    "fp32_for_want_of_a_device": (
+        "on = device == 'cuda'\n"
+        "train(torch.amp.GradScaler('cuda', enabled=on), device, enabled=on)",
+        1, True,
+    ),
+    "bf16_by_default": ("train(torch.amp.GradScaler(device, enabled=False), device)", 1, True),
+    "bf16_by_its_own_words": (
+        "for i in range(9):\n  with torch.autocast(device, dtype=torch.bfloat16):\n"
+        "    loss = m(torch.randn(8, 4)).square().mean()\n  loss.backward(); o.step()",
+        9, False,
+    ),
+    "handled_and_left": (
+        "try:\n  try: torch.zeros(1).cuda()\n"
+        "  except Exception as e: raise KeyError('config') from e\n"
+        "except KeyError: sys.exit(3)",
+        0, True,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
+    folder = tmp_path_factory.mktemp("open")
+    with ScriptRuns(spec(), folder / "runs.db") as served:
+        run = Runner(served)
+        paths = {n: write_script(folder, f"{n}.py", TRAIN + s[0]) for n, s in SCRIPTS.items()}
+        yield {name: run(path, policy="auto") for name, path in paths.items()}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_run_ends_as_soon_as_a_rehearsal_is_certain(name: str, runs: dict[str, Ran]) -> None:
+    _, steps, rehearsed = SCRIPTS[name]
+    ran = runs[name]
+    said = f"{ran.out.decode()}{ran.err.decode()}{ran.run.info.traceback}"
+    assert len(ran.steps) == steps, said
+    assert ran.run.info.state is State.FINISHED or name == "handled_and_left"
+    assert not {"caught", "went on", "trained to the end"} & set(said.splitlines())
+    view = RunView("as_is", ran.run.info.id, ran.run.observations)
+    assert wants_cuda(view, said) is rehearsed
