@@ -380,3 +380,23 @@ def test_damaged_headers_are_refused_or_read(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 50_000) + b"[" * 50_000)
     with pytest.raises(BadInput, match="not JSON"):
         safetensors(path)
+
+
+def test_a_folder_is_looked_through_to_its_last_subfolder(tmp_path: Path) -> None:
+    """Each folder that holds files is one checkpoint; what cannot be read below is told as well."""
+    good, bad = tmp_path / "step-1", tmp_path / "run" / "step-2" / "model"
+    for folder in (good, bad, tmp_path / "logs"):
+        folder.mkdir(parents=True)
+    save_file({"w": torch.ones(3)}, good / "model.safetensors")
+    save_file({"w": torch.tensor([1.0, torch.nan])}, bad / "model.safetensors")
+    (tmp_path / "logs" / "events.txt").write_text("no checkpoint")
+    (tmp_path / "again").symlink_to(good, target_is_directory=True)
+    done = CliRunner().invoke(main, ["check", "--json", str(tmp_path)])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1, done.output
+    assert [c["path"] for c in found["checkpoints"]] == [str(bad), str(good)]
+    assert [[f["code"] for f in c["findings"]] for c in found["checkpoints"]] == [["nan"], []]
+    (good / "cut.safetensors").write_bytes(b"")
+    done = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert done.exit_code == 2
+    assert str(good / "cut.safetensors") in done.stderr

@@ -693,10 +693,46 @@ def test_each_rank_of_a_launcher_has_a_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("cuda")
-def test_half_ops_that_a_cpu_has_not_are_one_sentence() -> None:
-    with pytest.raises(CannotRehearseError, match="fft_rfft in half precision cannot be rehearsed"):
-        torch.fft.rfft(there().half())
-    assert torch.fft.rfft(there()).is_cuda
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_half_ops_that_a_cpu_has_not_are_computed_in_fp32_and_rounded() -> None:
+    wave = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).half()
+    exact = np.fft.rfft(wave.cpu().double().numpy())
+    given = wave.cuda().requires_grad_()
+    found = torch.fft.rfft(given)
+    assert (found.dtype, found.is_cuda) == (torch.complex32, True)
+    np.testing.assert_allclose(found.detach().to(torch.complex64).cpu().numpy(), exact, 1e-3, 5e-3)
+    size = found.abs()  # a CPU has no complex half at all
+    assert (size.dtype, size.is_cuda) == (torch.float16, True)
+    np.testing.assert_allclose(size.detach().cpu().float().numpy(), abs(exact), 2e-3, 1e-2)
+    size.float().sum().backward()
+    assert given.grad is not None and given.grad.dtype is torch.float16
+    again = wave.cpu().float().requires_grad_()
+    torch.fft.rfft(again).abs().sum().backward()
+    np.testing.assert_allclose(given.grad.cpu().float(), again.grad.numpy(), 1e-2, 2e-2)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_every_short_time_transform_and_activation_of_cuda_runs_in_half() -> None:
+    wave, window = torch.randn(256).half().cuda(), torch.hann_window(64).half().cuda()
+    short = torch.stft(wave, 64, window=window, return_complex=True)
+    assert (short.dtype, short.is_cuda) == (torch.complex32, True)
+    assert torch.istft(short, 64, window=window).dtype is torch.float16
+    own = wave.clone()
+    assert nn.functional.rrelu(own, training=True, inplace=True) is own
+    assert own.is_cuda
+    assert bool(((own / wave)[wave < 0] < 0.34).all())  # slopes between 1/8 and 1/3
+    assert nn.functional.rrelu(wave).dtype is torch.float16
+
+
+@pytest.mark.usefixtures("cuda")
+def test_what_cuda_refuses_in_half_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="sizes are powers of two"):
+        torch.fft.rfft(torch.randn(4, 60).half().cuda())
+    with pytest.raises(RuntimeError, match="not implemented for 'Half'|Half"):
+        torch.linalg.inv(torch.eye(4).half().cuda())
+    with pytest.raises(RuntimeError, match="Unsupported dtype Half"):
+        torch.fft.rfft(torch.randn(4, 64).half())  # a CPU's own
 
 
 @pytest.mark.usefixtures("cuda")

@@ -117,6 +117,19 @@ def opened(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoint:
         raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
+def checkpoints_in(path: Path) -> list[Path]:
+    """The checkpoints that ``path`` names: of a folder, each folder in it or below that holds files
+    of checkpoints. A link to a folder is not followed."""
+    if not path.is_dir():
+        return [path]
+    found = [Path(where) for where, _, names in os.walk(path) if any(map(_is_named_so, names))]
+    return sorted(found) or [path]
+
+
+def _is_named_so(name: str) -> bool:
+    return name.endswith((".index.json", ".safetensors", *_TORCH_SUFFIXES))
+
+
 def safetensors(path: Path) -> list[StoredTensor]:
     """The tensors of a safetensors file, checked. Raises BadInput, OSError."""
 

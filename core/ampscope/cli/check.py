@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ampscope.checkpoints.check import CheckResult, check_checkpoint
-from ampscope.checkpoints.files import TorchFiles
+from ampscope.checkpoints.files import TorchFiles, checkpoints_in
 from ampscope.errors import BadInput
 from ampscope.report.document import line, visible
 
@@ -30,12 +30,12 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
     """Look at every number of checkpoints: NaN, infinities, dtypes, averages, optimizer state.
 
     A PATH is a safetensors file, a file of torch.save (opened with weights_only=True alone), a
-    *.index.json of shards, or a folder of these. Exit status: 0 clean, 1 findings, 2 cannot read.
+    *.index.json of shards, or a folder of these, with the folders below. Exit status: 0 clean, 1 findings, 2 cannot read.
     """
     results: list[CheckResult] = []
     problems: list[str] = []
     with TorchFiles() as torch_files:
-        for path in paths:
+        for path in (found for named in paths for found in checkpoints_in(named)):
             try:
                 results.append(check_checkpoint(path, loaded_as or "", torch_files))
                 problems += results[-1].unreadable

@@ -13,8 +13,8 @@ each rank that a launcher has started on this machine. A tensor on the device ca
 ``__dict__``, which results inherit; it is left out of pickles. ampscope's own code and torch's
 inner code are told the truth by ``torch.cuda``.
 
-What cannot be rehearsed raises :class:`CannotRehearseError` with a sentence: CUDA graphs, and ops
-in half that CUDA has and a CPU has not.
+Ops in half that CUDA has and a CPU has not are computed in fp32, and their results rounded. What
+cannot be rehearsed raises :class:`CannotRehearseError` with a sentence, such as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 import torch.utils._device
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
 
@@ -56,10 +57,11 @@ _AS_THE_SCRIPT: Final = (
     "torch.nn.modules.", "torch.nn.init", "torch.nn.functional", "torch.nn.utils.",
     "torch.utils.data.", "torch.functional",
 )  # fmt: skip
-# What a CPU raises of ops in half that CUDA has: FFTs, rrelu. Of other such ops see `tensor_core`.
+# What a CPU raises of ops in half that CUDA has: FFTs and what reads their complex results, rrelu.
+# Of other such ops see `tensor_core`.
 _ON_CUDA_ALONE: Final = (
     "Unsupported dtype Half", "MKL FFT doesn't support tensors of type: Half",
-    "rrelu_with_noise_out_cpu",
+    "rrelu_with_noise_out_cpu", "not implemented for 'ComplexHalf'",
 )  # fmt: skip
 
 
@@ -108,6 +110,7 @@ class StandInDevice(TorchFunctionMode):
         # The script has asked where a tensor is of which that is not certain. What it does next may
         # follow from the answer, so no mistake in devices is called one from here on.
         self.has_guessed = False
+        self.rounded: dict[str, None] = {}  # names of ops in half that were computed in fp32
         self._own = threading.local()
 
     @property
@@ -163,13 +166,10 @@ class StandInDevice(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            if any(text in str(error) for text in _ON_CUDA_ALONE):
-                name = getattr(func, "__name__", func)
-                raise CannotRehearseError(
-                    f"{name} in half precision cannot be rehearsed on a CPU, which has it in fp32 "
-                    "alone: give it fp32 numbers, or run the script on a GPU."
-                ) from error
-            raise
+            if target is None or not any(text in str(error) for text in _ON_CUDA_ALONE):
+                raise
+            self.rounded[str(getattr(func, "__name__", func))] = None
+            result = _in_fp32(func, args, kwargs)
         if target is not None and target.type == "cuda":
             self.was_used = True
             _mark(result, target, args[0] if args else None)
@@ -201,6 +201,48 @@ class StandInDevice(TorchFunctionMode):
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{device} and cpu! (when checking the arguments of {name})"
             )
+
+
+# Half formats of CUDA alone on a CPU, and the formats that stand in for them.
+_WIDER: Final = {torch.float16: torch.float32, torch.complex32: torch.complex64}
+_NARROWER: Final = {wide: half for half, wide in _WIDER.items()}
+
+
+def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function of its half arguments in fp32, its results rounded to half once; autograd goes
+    the same way back."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+
+    def rounded(tensor: Tensor) -> Tensor:
+        return tensor.to(_NARROWER.get(tensor.dtype, tensor.dtype))
+
+    wide_args, wide_kwargs = tree_map_only(Tensor, wide, (args, kwargs))
+    with _CufftSizes():
+        result = func(*wide_args, **wide_kwargs)
+    if args and result is wide_args[0]:  # in place
+        return args[0].copy_(result)
+    return tree_map_only(Tensor, rounded, result)
+
+
+class _CufftSizes(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own hook is untyped
+    """In half, cuFFT transforms sizes that are powers of two, and refuses others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in _FFTS:
+            sizes = [args[0].shape[dim] for dim in args[1]]
+            if func.overloadpacket is torch.ops.aten._fft_c2r:
+                sizes[-1] = args[3]
+            if any(size & (size - 1) for size in sizes):
+                raise RuntimeError(
+                    "cuFFT only supports dimensions whose sizes are powers of two when computing "
+                    f"in half precision, but got a signal size of{sizes}"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+_FFTS: Final = (torch.ops.aten._fft_r2c, torch.ops.aten._fft_c2c, torch.ops.aten._fft_c2r)
 
 
 def _follows(func: Any, args: tuple[Any, ...]) -> bool:

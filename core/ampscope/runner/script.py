@@ -341,6 +341,9 @@ class _Run:
         if self.device is not None and self.device.was_used:
             device = PROFILES[self.spec.rehearsed or USUAL].name
             asked = f"A CUDA device ({device}) was rehearsed on the CPU. {asked}".rstrip()
+            if self.device.rounded:
+                names = ", ".join(self.device.rounded)
+                asked += f" A CPU has no half kernel of {names}: computed in fp32, and rounded."
         recorder = self.recorder
         failures = [recorder.failures, recorder.steps.failures]
         failures += recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures
