@@ -410,6 +410,43 @@ def test_without_a_healthy_bf16_every_module_is_the_answer() -> None:
     assert cured == ["fp32_modules:a,b,c,d"]
 
 
+@pytest.mark.parametrize(
+    ("text", "args", "variable", "named"),
+    [
+        ("import os\nos.environ['MASTER_PORT'] = '12355'", (), "", True),
+        ("dist.init_process_group('gloo', init_method='tcp://localhost:1234')", (), "", True),
+        ("train()", ("--master_port", "1234"), "", True),
+        ("train()", ("--master-port=1234",), "", True),
+        ("train()", (), "1234", True),
+        ("train()", ("--lr", "1"), "", False),
+    ],
+)
+def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
+    text: str, args: tuple[str, ...], variable: str, named: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    if variable:
+        monkeypatch.setenv("MASTER_PORT", variable)
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    order: list[str] = []
+
+    class Ordered(Runs):
+        def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
+            order.append(f"start {control}")
+            return control
+
+        def wait(self, control: str, show: object = None, say: object = None) -> ScriptRun:
+            order.append(f"wait {control}")
+            return self.run(control)
+
+    runs = Ordered(_bad("a"), False, ())
+    runs.spec = replace(runs.spec, workload=str(script), args=args)
+    _first_two(runs)
+    assert (order.index("wait as_is") < order.index("start fp32")) is named
+
+
 def test_a_small_set_is_still_preferred() -> None:
     plan, _ = _tried(_bad("a"), bf16=True, needed=("b", "d"))
     cured = [trial.control for trial in plan.trials if trial.cured]

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampscope.capture.tensors import plain
+from ampscope.policy.cuda_answers import CannotRehearseError
 from ampscope.policy.device_profiles import PROFILES
-from ampscope.policy.stand_in_device import CannotRehearseError, stand_in
+from ampscope.policy.stand_in_device import stand_in
 
 
 @pytest.fixture
@@ -705,7 +706,8 @@ def test_half_ops_that_a_cpu_has_not_are_computed_in_fp32_and_rounded() -> None:
     assert (size.dtype, size.is_cuda) == (torch.float16, True)
     np.testing.assert_allclose(size.detach().cpu().float().numpy(), abs(exact), 2e-3, 1e-2)
     size.float().sum().backward()
-    assert given.grad is not None and given.grad.dtype is torch.float16
+    assert given.grad is not None
+    assert given.grad.dtype is torch.float16
     again = wave.cpu().float().requires_grad_()
     torch.fft.rfft(again).abs().sum().backward()
     np.testing.assert_allclose(given.grad.cpu().float(), again.grad.numpy(), 1e-2, 2e-2)
@@ -729,7 +731,7 @@ def test_every_short_time_transform_and_activation_of_cuda_runs_in_half() -> Non
 def test_what_cuda_refuses_in_half_is_refused() -> None:
     with pytest.raises(RuntimeError, match="sizes are powers of two"):
         torch.fft.rfft(torch.randn(4, 60).half().cuda())
-    with pytest.raises(RuntimeError, match="not implemented for 'Half'|Half"):
+    with pytest.raises(RuntimeError, match="Half"):
         torch.linalg.inv(torch.eye(4).half().cuda())
     with pytest.raises(RuntimeError, match="Unsupported dtype Half"):
         torch.fft.rfft(torch.randn(4, 64).half())  # a CPU's own

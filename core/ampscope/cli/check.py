@@ -30,7 +30,8 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
     """Look at every number of checkpoints: NaN, infinities, dtypes, averages, optimizer state.
 
     A PATH is a safetensors file, a file of torch.save (opened with weights_only=True alone), a
-    *.index.json of shards, or a folder of these, with the folders below. Exit status: 0 clean, 1 findings, 2 cannot read.
+    *.index.json of shards, or a folder of these, with the folders below. Exit status:
+    0 clean, 1 findings, 2 cannot read.
     """
     results: list[CheckResult] = []
     problems: list[str] = []

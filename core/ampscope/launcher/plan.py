@@ -18,6 +18,7 @@ it. The search for the smallest set of modules (:func:`smallest_set`) is here to
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -105,12 +106,14 @@ class DiagnosisPlan:
 
     def first_two(self, show: Say | None) -> None:
         """The baseline run and its fp32 control: together, but for what shares a GPU, which has
-        memory for one run, and in compute mode EXCLUSIVE_PROCESS takes no second process."""
-        if self.runs.share_a_gpu():
+        memory for one run, and in compute mode EXCLUSIVE_PROCESS takes no second process, or names
+        the port at which its processes meet: those of two runs would meet each other there."""
+        if self.runs.share_a_gpu() or names_a_port(self.runs.spec):
             self.say("baseline")
             self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
-            self._judge_one_rank()
-            self.control("fp32")
+            if not self.lacks_device():
+                self._judge_one_rank()
+                self.control("fp32")
             return
         self.say("baseline and fp32")
         first = self.runs.start("as_is")
@@ -416,6 +419,21 @@ class DiagnosisPlan:
         self.done[control] = run
         self.views[control] = RunView(control, run.info.id, run.observations)
         self.on_change()
+
+
+_PORT = re.compile(r"MASTER_PORT|--?master[-_]port|tcp://")
+
+
+def names_a_port(spec: RunSpec) -> bool:
+    """Whether the environment, the arguments or the script's own text set the port at which the
+    processes of a training meet."""
+    if "MASTER_PORT" in os.environ or any(map(_PORT.match, spec.args)):
+        return True
+    try:
+        files = [a for a in (spec.workload, *spec.args) if a.endswith(".py") and Path(a).is_file()]
+        return any(_PORT.search(Path(f).read_text(errors="replace")) for f in files)
+    except (OSError, ValueError):  # no name of a file
+        return False
 
 
 def _is_in(path: str, holder: str) -> bool:

@@ -40,7 +40,6 @@ from torch.utils.data import dataloader
 
 from ampscope.patches import Patches
 from ampscope.policy.cuda_answers import (
-    CannotRehearseError,
     answering,
     asked_by_torch,
     device_named,
