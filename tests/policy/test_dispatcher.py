@@ -54,6 +54,7 @@ DIFFERENT = {
     **dict.fromkeys(("softmax", "nn.functional.softmin", "log_softmax"), CAST_INSIDE),
     **dict.fromkeys(("_softmax_backward_data",), CAST_INSIDE),
     "nn.functional.multi_head_attention_forward": CAST_INSIDE,
+    "nn.functional.rrelu": "a CPU has no such kernel in half: fp32, rounded",
     "tensor_split": "places of the cut on CUDA raise there: a mistake in devices",
 }
 DIFFERENT_MIXED = dict.fromkeys(
@@ -188,6 +189,8 @@ def test_ops_of_a_rehearsed_step_are_cudas(pattern, monkeypatch):
             different[name] = f"raises {ours}"
         elif (result, below) != (ours, our_below):
             different[name] = f"{result} {below - our_below}, not {ours} {our_below - below}"
+        if "sizes are powers of two" in different.get(name, ""):  # cuFFT's own rule, no fake's
+            del different[name]
     assert compared >= 600
     assert {name: text for name, text in different.items() if name not in known} == {}
 
