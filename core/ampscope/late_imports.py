@@ -1,8 +1,9 @@
 """Modules that ampscope loads in the midst of a script, as a fresh interpreter would load them.
 
 A script owns its process. It may have put a function of its own in the place of ``print`` or
-``__import__``, and made errors of warnings: libraries that look such things up fail to import then
-(numba takes a builtin by its name from the module that it says it is of).
+``__import__``, made errors of warnings, emptied ``sys.path`` or gone to another folder: libraries
+that look such things up fail to import then (numba takes a builtin by its name from the module that
+it says it is of).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import contextlib
 import gc
 import importlib
 import io
+import os
+import sys
 import warnings
 from collections.abc import Iterator
 from types import BuiltinFunctionType, ModuleType
@@ -20,6 +23,7 @@ from typing import Any
 REPLACED = ("print", "open", "input", "__import__", "exec", "eval", "compile")
 _HUSHED: Any = ("ignore", None, Warning, None, 0)
 _real = {name: getattr(builtins, name) for name in REPLACED}  # once known to be Python's own
+_path = [os.path.abspath(entry) for entry in sys.path]  # "" is the folder that was current
 _failed: dict[str, str] = {}
 
 
@@ -29,7 +33,7 @@ def late_import(name: str) -> ModuleType:
     if name in _failed:
         raise ImportError(_failed[name])
     try:
-        with real_builtins(), _no_warning_is_an_error():
+        with real_builtins(), _no_warning_is_an_error(), _whole_path():
             return importlib.import_module(name)
     except Exception as error:
         _failed[name] = f"{type(error).__name__}: {error}"
@@ -76,3 +80,15 @@ def _no_warning_is_an_error() -> Iterator[None]:
     finally:
         if is_needed and _HUSHED in filters:
             filters.remove(_HUSHED)
+
+
+@contextlib.contextmanager
+def _whole_path() -> Iterator[None]:
+    """What the script took off ``sys.path`` is looked at after what it has left there."""
+    added = [entry for entry in _path if entry not in sys.path]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        if added and sys.path[-len(added) :] == added:
+            del sys.path[-len(added) :]

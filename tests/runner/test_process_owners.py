@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.observations import Outcome
 from ampscope.records import Cadence, State
-from tests.helpers.script_runner import OnDemand, Runner, quick, spec, write_script
+from ampscope.runner.script_ranks import group_of
+from ampscope.store.reader import Reader
+from tests.helpers.script_runner import Ran, Runner, quick, spec, write_script
 
 CHANGES = {
     "print": """
@@ -50,11 +54,14 @@ sys.stdout = Quiet()
     "one thread": "torch.set_num_threads(1)\n",
     "elsewhere": "import os, tempfile\nos.chdir(tempfile.mkdtemp())\n",
     "no environment": "import os\nos.environ.clear()\n",
-    "no path": "import torch._dynamo\nimport sys\nsys.path[:] = []\n",
     "signals": """
 import signal
 for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
     signal.signal(one, lambda *args: None)
+""",
+    "a timer": """
+import signal
+signal.signal(signal.SIGALRM, lambda *args: None)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
 """,
     "settrace": "import sys\nsys.settrace(lambda *args: None)\n",
@@ -64,11 +71,38 @@ import resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, hard))
 """,
+    "few processes": """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+resource.setrlimit(resource.RLIMIT_NPROC, (64, hard))
+""",
+    "little memory": """
+import resource
+pages = int(open("/proc/self/statm").read().split()[0])
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), hard))
+""",
+    "spawns": """
+import torch.multiprocessing
+torch.multiprocessing.set_start_method("spawn", force=True)
+""",
+    "ends at once": "END = True\n",
+    "setprofile": "import sys, threading\nsys.setprofile(lambda *args: None)\n"
+    "threading.settrace(lambda *args: None)\n",
+    "torch in parts": """
+def through(function):
+    def inner(*args, **kwargs): return function(*args, **kwargs)
+    return inner
+for owner, names in ((torch, "isfinite sum stack where empty zeros as_tensor no_grad"),
+                     (torch.Tensor, "detach item to float cpu clone numpy view copy_ tolist")):
+    for one in names.split(): setattr(owner, one, through(getattr(owner, one)))
+""",
     "patched torch": """
 call, backward = torch.nn.Module.__call__, torch.Tensor.backward
 torch.nn.Module.__call__ = lambda self, *args, **kwargs: call(self, *args, **kwargs)
 torch.Tensor.backward = lambda self, *args, **kwargs: backward(self, *args, **kwargs)
 """,
+    "no path": "import torch._dynamo\nimport sys\nsys.path[:] = []\n",
     "modules are gone": """
 import sys
 for name in [n for n in sys.modules if n.startswith("ampscope")]: del sys.modules[name]
@@ -95,6 +129,30 @@ for step in range(5):
     loss = y.float().square().mean()
     o.zero_grad(); loss.backward(); o.step()
 print("weights", float(sum(p.detach().double().abs().sum() for p in m.parameters())), flush=True)
+if "END" in globals(): __import__("os")._exit(3)
+"""
+# One process for each change, as a script starts its workers.
+_FORKS = f"""import torch, torch._dynamo
+import torch.multiprocessing as mp
+CHANGES, TRAIN = {CHANGES!r}, {_TRAIN!r}
+def train(change):
+    exec(compile(CHANGES[change], __file__, "exec"), globals())
+    exec(compile(TRAIN, __file__, "exec"), globals())
+for change in CHANGES:
+    print("change:", change, flush=True)
+    process = mp.get_context("fork").Process(target=train, args=(change,))
+    process.start(); process.join(); print("left with", process.exitcode, flush=True)
+"""
+# Those that one script can make together.
+_NOT_TOGETHER = ("stdout", "little recursion", "a timer", "little memory", "ends at once")
+_TOGETHER = [name for name in CHANGES if name not in _NOT_TOGETHER]
+# A spawned process is unpickled by what it has put in the place of __import__ by then.
+_INSIDE = ("__import__", "modules are gone")
+_SPAWNS = """import torch
+import torch.multiprocessing as mp
+if __name__ != "__main__": exec({before!r}, globals())
+def train(rank): exec({inside!r}, globals())
+if __name__ == "__main__": mp.spawn(train, nprocs=1)
 """
 
 
@@ -114,31 +172,72 @@ def runner(folder: Path) -> Iterator[Runner]:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> OnDemand[list[str]]:
-    """What a change's script prints without ampscope, run alone."""
+def plain(folder: Path) -> dict[str, str]:
+    """What each change's script prints without ampscope, and the status that it leaves with."""
+    path = write_script(folder, "plain.py", _FORKS)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    return _by_change(done.stdout)
 
-    def run(change: str) -> list[str]:
-        path = write_script(
-            folder, f"plain {change}.py", f"import torch\n{CHANGES[change]}{_TRAIN}"
-        )
-        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
-        assert _weights(done.stdout), done.stderr
-        return _weights(done.stdout)
 
-    return OnDemand(run)
+def _by_change(out: str) -> dict[str, str]:
+    return dict(re.findall(r"change: (.+)\n((?:weights .+\n)?left with .+)", out))
+
+
+def _nothing_is_lost(outcome: Outcome) -> None:
+    """Neither a fact that is missing nor the slow counter."""
+    lost = [n for n in outcome.notes if "Not recorded" in n or "plain torch operations" in n]
+    assert not lost, lost
+
+
+def _ranks(ran: Ran, folder: Path) -> list[Outcome]:
+    """What the processes that it started recorded, in their order."""
+    with Reader(folder / "runs.db") as reader:
+        found = sorted(reader.group(group_of(ran.run.info.id)), key=lambda rank: rank.spec.rank)
+        last = [list(reader.observations(rank.id))[-1] for rank in found]
+    return [outcome for outcome in last if isinstance(outcome, Outcome)]
 
 
 @pytest.mark.parametrize("change", quick(CHANGES, *QUICK))
 def test_a_script_owns_its_process(
-    change: str, runner: Runner, plain: OnDemand[list[str]], folder: Path
+    change: str, runner: Runner, plain: dict[str, str], folder: Path
 ) -> None:
     path = write_script(folder, f"{change}.py", f"import torch\n{CHANGES[change]}{_TRAIN}")
     ran = runner(path, cadence=Cadence(1, 1, 1))
     info = ran.run.info
     said = (info.message, info.traceback, ran.outcome.notes, ran.err.decode()[-3000:])
     assert info.state is State.FINISHED, said
-    assert _weights(ran.out.decode()) == plain[change], said
+    assert _weights(ran.out.decode()) == _weights(plain[change]), said
     assert ran.outcome.steps == 5, said
-    # Neither a fact that is missing nor the slow counter.
-    lost = [n for n in ran.outcome.notes if "Not recorded" in n or "plain torch operations" in n]
-    assert not lost, lost
+    _nothing_is_lost(ran.outcome)
+
+
+def test_its_forked_processes_own_theirs(
+    runner: Runner, plain: dict[str, str], folder: Path
+) -> None:
+    ran = runner(write_script(folder, "forks.py", _FORKS), cadence=Cadence(1, 1, 1))
+    assert list(plain) == list(CHANGES)
+    assert _by_change(ran.out.decode()) == plain, ran.err.decode()[-3000:]
+    ranks = _ranks(ran, folder)
+    assert [rank.steps for rank in ranks] == [5] * len(CHANGES)
+    for rank in ranks:
+        _nothing_is_lost(rank)
+
+
+@pytest.mark.parametrize("way", ["torchrun", "spawn"])
+def test_a_process_that_it_starts_owns_itself(way: str, runner: Runner, folder: Path) -> None:
+    """All changes at once."""
+    if way == "torchrun":
+        text = "import torch\n" + "".join(CHANGES[name] for name in _TOGETHER) + _TRAIN
+        path = write_script(folder, "torchrun.py", text)
+        launch = ("--nproc_per_node=1", "--standalone", str(path))
+        ran = runner("-m torch.distributed.run", launch, cadence=Cadence(1, 1, 1))
+    else:
+        before = "".join(CHANGES[name] for name in _TOGETHER if name not in _INSIDE)
+        inside = "".join(CHANGES[name] for name in _INSIDE) + _TRAIN
+        text = _SPAWNS.format(before=before, inside=inside)
+        ran = runner(write_script(folder, "spawn.py", text), cadence=Cadence(1, 1, 1))
+    said = ran.err.decode()[-3000:]
+    assert _weights(ran.out.decode()), said
+    (rank,) = _ranks(ran, folder)
+    assert (rank.steps, ran.outcome.steps, ran.outcome.exit_code) == (5, 5, 0), said
+    _nothing_is_lost(ran.outcome)

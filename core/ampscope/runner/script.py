@@ -122,16 +122,18 @@ def run_script(
 def run_action(
     spec: RunSpec,
     policy: str,
-    following: Following,
+    stepped: Callable[[ScriptRecorder], None],
+    ended: Callable[[ScriptResult], None],
     action: Callable[[], Any],
     ranks: Ranks | None = None,
 ) -> Any:
     """Call ``action``, which a script of ``spec`` does in a process of its own, under its control;
-    ``ranks`` follow the processes that it starts.
+    ``ranks`` follow the processes that it starts. ``stepped`` is called after each optimizer step,
+    ``ended`` with what was recorded.
 
     Returns and raises what it does; at a limit of the run the process ends with status 0.
     """
-    return _Run(spec, policy, following, ranks).act(action)
+    return _Run(spec, policy, Following(stepped, ended), ranks).act(action)
 
 
 class _Run:
@@ -436,7 +438,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
             watchdog.start_clock()
             cancelled = watchdog.cancelled.is_set
             following = Following(stepped, leaves_at_once, cancelled, run.notes)
-            ranks = Ranks(store, run_id, spec, machine.policy)
+            ranks = Ranks(store, run_id, spec, machine.policy, run_action)
             result = run_script(spec, machine.policy, following, ranks)
             (state, message), details = written(result), result.traceback
             message = f"{message} {readings.stop()}".strip()

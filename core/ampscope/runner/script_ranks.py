@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import dataclasses
 import multiprocessing.process
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -33,23 +34,27 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import distributed
+
 from ampscope.analysis.ranks import first_at_fault
 from ampscope.analysis.run_view import RunView
+from ampscope.capture.failures import in_words
 from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
 from ampscope.records import Machine, RunInfo, RunSpec, State
+from ampscope.runner.device import limit_memory, machine_of_script
 from ampscope.runner.private_files import rejoin
+from ampscope.runner.script_main import arguments, seed_all
+from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import execute, module_of, put_folder_first
 from ampscope.script_ends import MAX_TEXT
 from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
 
 if TYPE_CHECKING:
-    import torch
-
     from ampscope.runner.script import ScriptResult
-    from ampscope.runner.script_recorder import ScriptRecorder
-    from ampscope.store.writer import RunWriter
 
 
 # What a started process runs that trains nothing: workers of a DataLoader, and the servers that
@@ -78,18 +83,24 @@ class Ticket:
 class Ranks:
     """Follows the processes that a script starts while :meth:`watching`."""
 
-    def __init__(self, store: Path, run_id: str, spec: RunSpec, policy: str) -> None:
+    def __init__(
+        self, store: Path, run_id: str, spec: RunSpec, policy: str, act: Callable[..., Any]
+    ) -> None:
+        """``act`` is :func:`ampscope.runner.script.run_action`, for :func:`follow`."""
+        self._act = act
         self._ticket = Ticket(str(store.absolute()), run_id, policy, spec.workload, 0, 1)
         self._lines = SourceLines(str(Path(spec.workload).resolve().parent))
         self._owner = os.getpid()
         self.started = 0  # processes that are followed
         self._world = 1
+        self._follows = False  # the process that starts now is followed
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Wrap what starts processes."""
         with Patches() as patches:
             patches.wrap(multiprocessing.process.BaseProcess, "start", self._process)
+            patches.wrap(multiprocessing.spawn, "get_preparation_data", self._prepared)
             patches.wrap(subprocess.Popen, "__init__", self._command)
             spawning = sys.modules.get("torch.multiprocessing.spawn")
             if spawning is not None:
@@ -119,11 +130,18 @@ class Ranks:
         if os.getpid() != self._owner or target is None or is_helper(process):
             original(process)
             return
-        process._target = _Followed(target, self._next())
+        process._target = _Followed(target, self._next(), self._act)
+        self._follows = True
         try:
             original(process)
         finally:
+            self._follows = False
             process._target = target
+
+    def _prepared(self, original: Any, name: str) -> Any:
+        """What a spawned process is told first."""
+        told = original(name)
+        return told | {"ampscope": _Imported()} if self._follows else told
 
     def _command(self, original: Any, popen: Any, args: Any, *more: Any, **kwargs: Any) -> None:
         if os.getpid() == self._owner and isinstance(args, list | tuple):
@@ -280,12 +298,28 @@ def _world(ranks: Sequence[RunInfo]) -> int:
 class _Followed:
     """A process's target under the watch. It is pickled where the process is spawned."""
 
-    def __init__(self, target: Callable[..., Any], ticket: Ticket) -> None:
+    def __init__(self, target: Callable[..., Any], ticket: Ticket, act: Callable[..., Any]) -> None:
         self._target = target
         self._ticket = ticket
+        self._act = act
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return follow(self._ticket, lambda: self._target(*args, **kwargs))
+        return follow(self._ticket, self._act, lambda: self._target(*args, **kwargs))
+
+
+class _Imported:
+    """A spawned process that unpickles it imports what follows it, where it can. It does that
+    before it runs the script, which may make errors of warnings or empty ``sys.path``."""
+
+    def __reduce__(self) -> Any:
+        return exec, (_IMPORT,)
+
+
+_IMPORT = """try:
+    import ampscope.runner.script
+except ImportError:
+    pass
+"""
 
 
 class _Record:
@@ -301,14 +335,32 @@ class _Record:
         self._ranks = ranks
         self._writer: RunWriter | None = None
         self._writing: Any = None
+        self._has_failed = False
 
     def step(self, recorder: ScriptRecorder) -> None:
         """An optimizer step ended, taken or skipped."""
-        self._open(recorder.device)
-        self._writing.write_if_due(recorder)
+        with self._training_goes_on():
+            self._open(recorder.device)
+            self._writing.write_if_due(recorder)
 
     def close(self, result: ScriptResult) -> None:
         """The process has ended, or its target has."""
+        with self._training_goes_on():
+            self._close(result)
+
+    @contextlib.contextmanager
+    def _training_goes_on(self) -> Iterator[None]:
+        """Also where it cannot be recorded, which is said once."""
+        try:
+            yield
+        except Exception as error:
+            if not self._has_failed:
+                with contextlib.suppress(Exception):
+                    text = f"ampscope: this rank is not recorded in full: {in_words(error)}\n"
+                    os.write(2, text.encode())
+            self._has_failed = True
+
+    def _close(self, result: ScriptResult) -> None:
         outcome = result.outcome
         trains = outcome.steps or outcome.backwards or outcome.forwards
         launched = self._ranks is not None and self._ranks.started
@@ -324,10 +376,6 @@ class _Record:
     def _open(self, device: torch.device) -> None:
         if self._writer is not None:
             return
-        from ampscope.runner.device import machine_of_script
-        from ampscope.runner.script_recorder import ScriptWriting
-        from ampscope.store.writer import RunWriter
-
         rank, world = _place(self._ticket)
         spec = dataclasses.replace(self._spec, rank=rank, world=world)
         self._writer = RunWriter.create(Path(self._ticket.store), spec)
@@ -340,31 +388,28 @@ class _Record:
 def _place(ticket: Ticket) -> tuple[int, int]:
     """(rank, how many ranks) of this process: as torch.distributed knows them, else as the launcher
     put them into the environment, else in the order in which the ranks were started."""
-    from torch import distributed
-
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     rank = int(os.environ.get("RANK", ticket.index))
     return rank, int(os.environ.get("WORLD_SIZE", ticket.world))
 
 
-def follow(ticket: Ticket, action: Callable[[], Any], *, launches: bool = False) -> Any:
+def follow(
+    ticket: Ticket, act: Callable[..., Any], action: Callable[[], Any], *, launches: bool = False
+) -> Any:
     """Call ``action`` under the watch and the launching run's control; returns what it returns, and
     raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
-    the processes that it starts are followed in turn."""
-    from ampscope.runner.device import limit_memory
-    from ampscope.runner.script import Following, run_action
-
+    the processes that it starts are followed in turn. Nothing is imported here: in a forked child
+    the script may have put another function in the place of ``__import__``."""
     with_launching_process(bound=ticket.bound)
     store = Path(ticket.store)
     with Reader(store) as reader:
         launcher = reader.run(ticket.run_id)
     spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
-    ranks = Ranks(store, ticket.run_id, spec, ticket.policy) if launches else None
+    ranks = Ranks(store, ticket.run_id, spec, ticket.policy, act) if launches else None
     limit_memory(spec.memory_limit_mib, "cuda" if ticket.policy == "cuda" else "cpu")
     record = _Record(ticket, spec, launcher.machine, ranks)
-    following = Following(record.step, record.close)
-    return run_action(spec, ticket.policy, following, action, ranks)
+    return act(spec, ticket.policy, record.step, record.close, action, ranks)
 
 
 def with_launching_process(*, bound: bool = True) -> None:
@@ -378,7 +423,7 @@ def with_launching_process(*, bound: bool = True) -> None:
 
 def main() -> None:
     """Run a script that a launcher starts."""
-    from ampscope.runner.script_main import arguments, seed_all
+    from ampscope.runner.script import run_action
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
@@ -403,7 +448,7 @@ def main() -> None:
         seed_all()
         execute(workload)
 
-    follow(ticket, action, launches=found.launches)
+    follow(ticket, run_action, action, launches=found.launches)
 
 
 def _is_this_python(command: str) -> bool:
