@@ -60,7 +60,7 @@ from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
 LEDGER_STEPS = 3  # first ones, in which activations and state get their dtypes
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
-PREPARES = 10_000  # and of those before a training begins
+PREPARES = 3_000  # and of those before a training begins
 ADDED: list[Observation] = []  # what a script of ampscope's own says of itself, in its process
 
 
