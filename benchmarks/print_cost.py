@@ -1,7 +1,7 @@
-"""The section of docs/cost.md on costs, printed from the kept measurements.
+"""The sections of docs/cost.md on costs, printed from the kept measurements.
 
 python benchmarks/print_cost.py
-python benchmarks/print_cost.py --write  # puts it into docs/cost.md
+python benchmarks/print_cost.py --write  # puts them into docs/cost.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "cost.md"
-BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
+GOAL_WORDS = {"fault": "6 in the median", "healthy": "3 each"}
 WATCH = {
     "watch, default schedule": "`ampscope.watch`, default schedule",
     "watch, histograms at every tenth step": "`ampscope.watch(every=10)`, histograms at every "
@@ -43,8 +43,35 @@ def kept(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def diagnoses() -> str:
+    """What diagnosing costs: everything between the marks named diagnose."""
+    found = kept("diagnose_cost")
+    lines = [
+        "Processor time of `ampscope diagnose`, all its processes together, divided by that of the "
+        "plain script",
+        f"({found['machine']}; {link('diagnose_cost')}):",
+        "",
+        "| scripts | how many | median | largest | within the goal | goal | runs in the median |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, of in found["summary"].items():
+        lines.append(
+            f"| {kind} | {of['scripts']} | {of['median']:.1f} | {of['largest']:.1f} | "
+            f"{of['within_goal']} | {GOAL_WORDS[kind]} | {of['median_runs']:g} |"
+        )
+    lines += [
+        "",
+        "| script | said | runs | plain, s | diagnosed, s | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["scripts"]:
+        cells = (row["script"], row["said"], len(row["runs"]), row["plain_s"], row["diagnose_s"])
+        lines.append(f"| {' | '.join(map(str, cells))} | {row['ratio']:.1f} |")
+    return "\n".join(lines)
+
+
 def section() -> str:
-    """Everything between the two marks."""
+    """What recording costs: everything between the marks named costs."""
     return "\n".join(
         [
             *watched("overhead_cpu"),
@@ -146,13 +173,19 @@ def bare_ms(model: dict[str, Any]) -> str:
 
 
 def replaced(text: str) -> str:
-    """The page with the section as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"
+    """The page with the sections as they are now."""
+    for name, made in SECTIONS.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{made()}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+SECTIONS = {"costs": section, "diagnose": diagnoses}
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(replaced(PAGE.read_text()))
     else:
-        print(section())
+        print("\n\n".join(made() for made in SECTIONS.values()))
