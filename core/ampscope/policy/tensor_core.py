@@ -170,7 +170,7 @@ _SUMS: Final = {
 # Ops with half kernels on CUDA and none on a CPU: those of torch's OpInfo database whose
 # `dtypesIfCUDA` has half and whose `dtypes` has not, where running them failed. Left out because
 # they fail on CUDA too: cdist, pdist, ctc_loss, linalg.*. Left out all the same: rrelu, which
-# writes to an argument, and FFTs, which are complex.
+# writes to an argument, and FFTs, which are complex: the stand-in device computes those.
 _NO_HALF_KERNEL: Final = _table(
     """
     avg_pool3d avg_pool3d_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
