@@ -79,4 +79,70 @@ def masked_pictures(folder: Path, count: int = 20, size: int = 48) -> None:
         Image.fromarray(mask).save(folder / "masks" / f"{number:04}.png")
 
 
-KINDS = {f.__name__: f for f in (tokens, text, json_lines, pictures, masked_pictures)}
+def series(folder: Path, name: str = "series.csv", count: int = 300, columns: int = 4) -> None:
+    """One CSV file with an hour a line: noisy waves, the last of them named OT."""
+    rng = np.random.default_rng(SEED)
+    hours = np.arange(count)
+    waves = [np.sin(hours / (4 + 3 * n)) + rng.normal(0, 0.1, count) for n in range(columns)]
+    names = [*(f"w{n}" for n in range(columns - 1)), "OT"]
+    dates = np.datetime64("2024-01-01T00", "h") + hours
+    lines = [",".join(["date", *names])]
+    for date, *values in zip(dates, *waves, strict=True):
+        lines.append(",".join([str(date).replace("T", " ") + ":00", *(f"{v:.4f}" for v in values)]))
+    (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def views(folder: Path, count: int = 4, size: int = 16) -> None:
+    """Pictures below ``train`` and ``val``, with a camera for each that looks down."""
+    import torch
+    from PIL import Image
+
+    rng = np.random.default_rng(SEED)
+    place = {"origin_drb": torch.zeros(3), "pose_scale_factor": 1.0}
+    torch.save(place, folder / "coordinates.pt")
+    for number in range(count):
+        part = folder / ("val" if number == count - 1 else "train")
+        for kind in ("rgbs", "metadata"):
+            (part / kind).mkdir(parents=True, exist_ok=True)
+        camera = torch.tensor([[0, 0, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float32)
+        at = torch.tensor([[-0.5], [number / count - 0.5], [0.1 * number]])
+        lens = torch.tensor([size, size, size / 2, size / 2], dtype=torch.float32)
+        view = {"H": size, "W": size, "c2w": torch.cat([camera, at], 1), "intrinsics": lens}
+        torch.save(view, part / "metadata" / f"{number:06}.pt")
+        Image.fromarray(_picture(rng, size, number)[0]).save(part / "rgbs" / f"{number:06}.png")
+
+
+def language_model(folder: Path, width: int = 32, positions: int = 256) -> None:
+    """A GPT-2 of one layer with random weights and a tokenizer that knows WORDS."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    special = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "bos", "eos")}
+    words = {word: n for n, word in enumerate((*special.values(), *WORDS, "."))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=special["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    torch.manual_seed(SEED)
+    config = GPT2Config(
+        vocab_size=len(words), n_positions=positions, n_embd=width, n_layer=1, n_head=2,
+        bos_token_id=words["<bos>"], eos_token_id=words["<eos>"],
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def instructions(folder: Path, name: str = "instructions.json", count: int = 80) -> None:
+    """A list of ``{"instruction": …, "input": …, "output": …}``."""
+    parts = iter(sentences(3 * count))
+    keys = ("instruction", "input", "output")
+    rows = [dict(zip(keys, row, strict=True)) for row in zip(*[parts] * 3, strict=True)]
+    (folder / name).write_text(json.dumps(rows))
+
+
+KINDS = {
+    f.__name__: f
+    for f in (
+        tokens, text, json_lines, pictures, masked_pictures, series, views, language_model,
+        instructions,
+    )
+}  # fmt: skip

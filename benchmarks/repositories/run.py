@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,12 @@ def fetch(recipe: Recipe, mirror: Path | None, to: Path) -> None:
         archive.extractall(to)
 
 
+def processor_s() -> float:
+    """Processor time of all processes that this one started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def edit(folder: Path, change: dict[str, Any]) -> None:
     """One line of a file, or several: left out, or with some of its words replaced."""
     path = folder / change["file"]
@@ -182,9 +189,9 @@ class Measured:
         extra = (fault or {}).get("arguments", [])
         return [*self.recipe.get("launcher", []), *self.recipe["command"], *extra]
 
-    def said(self, command: list[str], place: Path, **more: str) -> tuple[int, str, float]:
-        """Run it: exit status, what it printed, seconds."""
-        started = time.monotonic()
+    def said(self, command: list[str], place: Path, **more: str) -> tuple[int, str, float, float]:
+        """Run it: exit status, what it printed, seconds, seconds of the processor."""
+        started, used = time.monotonic(), processor_s()
         folder = place / self.folder
         path = [str((folder / p).resolve()) for p in self.recipe.get("pythonpath", [])]
         more["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")  # all is compiled in this run
@@ -193,19 +200,23 @@ class Measured:
             command, cwd=folder, env={**self.environment, **more}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, errors="replace",
         )  # fmt: skip
-        return ended.returncode, ended.stdout, round(time.monotonic() - started, 1)
+        seconds, used = time.monotonic() - started, processor_s() - used
+        return ended.returncode, ended.stdout, round(seconds, 1), round(used, 1)
 
     def traced(self, command: list[str]) -> dict[str, Any]:
         """Weights after every step, by rank, and what the recipe compares of the output."""
         place = self.copy()
         for change in self.recipe.get("healthy", []):
             edit(place / self.folder, change)
-        status, output, seconds = self.said(command, place, WEIGHTS_TRACE=str(place / "weights"))
+        status, output, seconds, used = self.said(
+            command, place, WEIGHTS_TRACE=str(place / "weights")
+        )
         weights = {p.name: p.read_text().split("\n")[:-1] for p in place.glob("weights.*")}
         shutil.rmtree(place)
         said = sorted(re.findall(self.recipe.get("compare", "$^"), output))  # ranks print at will
         end = " ".join(output.strip().splitlines()[-1:])[-300:] if status else ""
-        return {"status": status, "s": seconds, "weights": weights, "said": said, "end": end}
+        ran = {"status": status, "s": seconds, "processor_s": used, "end": end}
+        return {**ran, "weights": weights, "said": said}
 
     def compared(self, policy: str) -> None:
         """The plain run against the recorded one."""
@@ -229,6 +240,8 @@ class Measured:
             {
                 "recipe": self.name, "policy": policy, "case": "plain",
                 "seconds": plain["s"], "recorded_seconds": recorded["s"], "steps": steps,
+                "processor_s": plain["processor_s"],
+                "recorded_processor_s": recorded["processor_s"],
                 "exit_status": plain["status"], "ended": plain["end"],
                 "recorded_ended": recorded["end"],
                 "same_weights": plain["weights"] == recorded["weights"] if steps else None,
@@ -250,7 +263,7 @@ class Measured:
         limits += ["--time-limit", str(self.time_limit_s)]
         policies = ["--policy", "cuda"] if policy == "cuda" else []
         command = [*tool, *policies, *limits, "--json", str(out), *self.command(fault)]
-        status, output, seconds = self.said(command, place)
+        status, output, seconds, used = self.said(command, place)
         found = json.loads(out.read_text()) if out.exists() else {"verdict": "none", "findings": []}
         first = found["findings"][0] if found["findings"] else None
         fix = first["fix"] if first else {}
@@ -266,6 +279,7 @@ class Measured:
             "rules": found.get("rules"), "notes": found.get("notes", []),
             "steps": (found.get("scope") or {}).get("steps"),
             "runs": len(found.get("runs", {})), "seconds": seconds, "plain_s": self.plain_s,
+            "processor_s": used,
         }  # fmt: skip
         if row["verdict"] == "none":
             row["reason"] = output.strip()[-400:]
