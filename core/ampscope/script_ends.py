@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import sys
 
+from ampscope.control import BASELINE
 from ampscope.frameworks.pythons import FRAMEWORKS, TORCH
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
@@ -85,7 +86,10 @@ def ending(
 
 
 def with_hint(sentence: str, spec: RunSpec, *, has_cuda: bool) -> str:
-    """How a run that made no step ended, with what may help on a machine without CUDA."""
+    """How a run that made no step ended, with what may help on a machine without CUDA. A control is
+    run where the unchanged script trains: no device is missing there."""
+    if spec.control not in ("", BASELINE):
+        return sentence
     if has_cuda or spec.policy == "cuda" or not sentence or "--policy cuda" in sentence:
         return sentence
     return f"{sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'} {_MAY_WANT_CUDA}"

@@ -4,6 +4,7 @@ early, and the hint where nothing does."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,8 @@ def test_an_end_before_the_first_step_has_the_hint(
     asked = RunSpec("train.py", policy=policy)
     outcome = Outcome(ended=ended, error_type="ValueError", error_text="a bad day")
     assert ("--policy cuda" in ending(outcome, asked, has_cuda=has_cuda)[1]) is hinted
+    in_fp32 = replace(asked, control="fp32")
+    assert "--policy cuda" not in ending(outcome, in_fp32, has_cuda=has_cuda)[1]
 
 
 # Runs under the policy that is still open.
