@@ -60,7 +60,7 @@ from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
-from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
+from ampscope.records import AUTO, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.script_ends import lacks_cuda, may_want_cuda
 from ampscope.store.writer import keep_conclusion
@@ -127,9 +127,6 @@ class DiagnosisPlan:
         if self._is_disturbed("fp32", second):
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
         self._judge_one_rank()
-        if first_half := self.views["as_is"].outcome.half_from:
-            settings = (*self.runs.spec.settings, (HALF_FROM, str(first_half)))
-            self.runs.spec = replace(self.runs.spec, settings=settings)
 
     def lacks_device(self) -> bool:
         """Whether the policy is open and the baseline run wants a CUDA device that is not there."""

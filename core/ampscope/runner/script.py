@@ -34,7 +34,6 @@ from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.stand_in_device import StandInDevice, stand_in
 from ampscope.records import (
     AUTO,
-    HALF_FROM,
     JUDGED_RANK,
     OP_STEP,
     SEED_SHIFT,
@@ -66,7 +65,7 @@ from ampscope.runner.script_ranks import (
     steps_of_ranks,
 )
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
-from ampscope.runner.script_text import SEED, execute, folder_of, names_half
+from ampscope.runner.script_text import SEED, execute, folder_of
 from ampscope.script_ends import ending, passed_limit, with_hint
 from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
@@ -76,9 +75,6 @@ UNLIMITED = (
     "The memory limit was not applied: on a machine with GPUs it bounds their memory, and this "
     "script stayed on the CPU."
 )
-
-
-MOST_WAITED = 5  # times the steps that are looked at, in fp32, in wait for half precision
 
 
 class OwnFault(Exception):  # noqa: N818  # says whose it is
@@ -150,7 +146,7 @@ class _Run:
         name_files_from(self.folder)
         self.compiles = Control(spec.control).is_compiled
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
-        self.wanted = wanted = dict(spec.settings)
+        wanted = dict(spec.settings)
         op_step = int(wanted[OP_STEP]) if OP_STEP in wanted else None
         self.seed_shift = int(wanted.get(SEED_SHIFT, 0))
         skip_to = 0 if self.compiles else spec.skip_to
@@ -169,7 +165,6 @@ class _Run:
         self.started = time.monotonic()
         self.stage = Stage()
         self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
-        self.may_be_half: bool | None = None  # half precision may take part later; None: not asked
         self.stopped = ""  # why it was stopped, once it was
 
     def run(self) -> ScriptResult:
@@ -259,31 +254,8 @@ class _Run:
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
-        if self.stopped == "steps" and self._goes_on(count, elapsed_s):
-            self.stopped = ""
         if self.stopped:
             raise Enough
-
-    def _goes_on(self, count: int, elapsed_s: float) -> bool:
-        """Whether steps that are to be looked at are still to come, because half precision took
-        part late or may yet. The user's own number of steps is one from the first step on."""
-        recorder, spec = self.recorder, self.spec
-        if not spec.grace_s or self.compiles or recorder.digests is not None:
-            return False
-        first = recorder.window.first
-        if first is None and HALF_FROM in self.wanted:
-            first = int(self.wanted[HALF_FROM])
-            if recorder.steps.count >= first:
-                recorder.window.begin_at(first)
-        if first is not None:
-            return not recorder.window.is_over(recorder.steps.count, spec.steps, spec.grace_s)
-        if count >= MOST_WAITED * spec.steps or elapsed_s > spec.time_limit_s / 2:
-            return False
-        if self.may_be_half is None:
-            self.may_be_half = names_half(recorder.lines.is_user)
-        if self.may_be_half:
-            recorder.sleep_until_half()
-        return self.may_be_half
 
     def _is_other_training(self) -> bool:
         """Whether the first step shows that the script takes what the device has, and lacks it."""
@@ -351,7 +323,7 @@ class _Run:
         failures += recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
-        unseen = recorder.sleep.note, recorder.window.note, recorder.watch.graph_note
+        unseen = recorder.sleep.note, recorder.watch.graph_note
         if self.spec.memory_limit_mib and self.policy == "cuda" and recorder.device.type == "cpu":
             failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)

@@ -25,7 +25,7 @@ from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
-from ampscope.capture.script.op_watch import OpWatch, asks_for_half
+from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.tensors import AUTOCAST_KINDS, is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
@@ -120,7 +120,7 @@ class CallLog(StepListener):
         wrap(region, "__enter__", self._enter)
         wrap(region, "__exit__", self._exit)
         for name in ("half", "bfloat16", "to", "type"):
-            wrap(torch.nn.Module, name, partial(self._cast, name))
+            wrap(torch.nn.Module, name, self._cast)
         wrap_functions(self._watch, self._patches)
         wrap(torch.Tensor, "__reduce_ex__", _without_marks)
         wrap(torch.nn.Parameter, "__reduce_ex__", _without_marks)
@@ -203,7 +203,6 @@ class CallLog(StepListener):
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._calls.is_nested or is_capturing():
             return self._calls.inside(original, *args, **kwargs)
-        self._watch.training_begins()
         roots = args[0] if args else kwargs.get("tensors")
         create_graph = bool(kwargs.get("create_graph"))
         for root in op_facts.tensors(roots, None):
@@ -262,7 +261,6 @@ class CallLog(StepListener):
     def _grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self._calls.is_nested:
             return self._calls.inside(original, outputs, *args, **kwargs)
-        self._watch.training_begins()
         scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
         create_graph = bool(kwargs.get("create_graph"))
         self._calls.add("grad", scaled=scaled, create_graph=create_graph)
@@ -297,9 +295,7 @@ class CallLog(StepListener):
 
     # Casts of whole modules by hand, and autocast regions.
 
-    def _cast(self, name: str, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        if asks_for_half(name, args, kwargs):
-            self._watch.half_begins()
+    def _cast(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         was = _parameter_dtypes(module)
         result = self._calls.inside(original, module, *args, **kwargs)
         new = _parameter_dtypes(module) & HALVES - was
@@ -308,7 +304,6 @@ class CallLog(StepListener):
         return result
 
     def _enter(self, original: Any, region: Any) -> Any:
-        self._watch.half_begins()
         enabled = bool(region._enabled)
         dtype = dtype_name(region.fast_dtype) if enabled else ""
         self._open.append(dtype)

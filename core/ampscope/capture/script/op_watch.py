@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.failures import ContainedPatches, Failures
+from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import (
     FORWARD_ALWAYS,
     FORWARD_PRE,
@@ -34,7 +34,6 @@ from ampscope.capture.global_hooks import (
 )
 from ampscope.capture.script import op_exact, op_facts, op_taint
 from ampscope.capture.script.gradient_changes import WriteLines
-from ampscope.capture.script.mode_sleep import ModeSleep
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
@@ -71,18 +70,10 @@ class OpWatch(StepListener):
         lines: SourceLines,
         budget: int,
         on_op: Callable[[Any, Any, Any, Any], None] | None = None,
-        prepares: int | None = None,
-        on_half: Callable[[], None] | None = None,
     ) -> None:
-        """``on_op`` is shown each op as well: (func, args, kwargs, out). ``prepares``: ops before
-        a training begins that are looked at, None for all; the watch sleeps through the others.
-        ``on_half`` is called once, when half precision first takes part."""
+        """``on_op`` is shown each op as well: (func, args, kwargs, out)."""
         self.lines = lines
-        self.budget = budget  # ops to look at
-        self._allowed = budget
-        self._sleeps_at = prepares  # so many ops seen, unless a training has begun; None: never
-        self._on_half = on_half
-        self.trains = False  # a training has begun
+        self.budget = budget  # ops to look at before it goes to sleep
         self.seen_ops = 0
         self.captured_ops = 0  # that a CUDA graph took up, to replay them unseen
         self.enabled = True
@@ -101,72 +92,18 @@ class OpWatch(StepListener):
         self._bad = BadOps(self._origins)
         self._sums = op_taint.RunningSums()
         self.reads = Reads(self._bad, lines, self.taint_of)
-        self._mode = _Mode(self)
-        self._sleep = ModeSleep(self._mode)
-        self._slept_at = -1  # ops seen before it slept last
-        self._patches = ContainedPatches(self.failures, "casts to half precision")
+        self._mode: _Mode | None = None
 
     def __enter__(self) -> OpWatch:
         self._origins.__enter__()
+        self._mode = _Mode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's is untyped
-        if self._sleeps_at is not None:
-            self._hear_casts()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._patches.undo()
-        self._sleep.close()
-        self._mode.__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
+        if self._mode is not None:
+            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
         self._origins.__exit__(*error)
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether ops pass by unseen, at the speed that they have without the watch."""
-        return self._sleep.is_asleep
-
-    def training_begins(self) -> None:
-        """A forward pass of what is trained, a backward pass or a step is about to run. What was
-        looked at before the first is no part of the budget."""
-        if not self.trains:
-            self.trains = True
-            self.budget = self.seen_ops + self._allowed
-            self._wake()
-
-    def half_begins(self) -> None:
-        """Half precision takes part from here on, or would without a control: all before was no
-        part of the budget. Only the first call counts."""
-        if self._on_half is not None:
-            on_half, self._on_half = self._on_half, None
-            self.budget = self.seen_ops + self._allowed
-            on_half()
-        self._wake()
-
-    def sleep_until_half(self) -> None:
-        """Steps in fp32 go on, and enough of them were looked at."""
-        if self._sleeps_at is None:
-            self._sleeps_at = 0
-            self._hear_casts()
-
-    def _wake(self) -> None:
-        self._sleeps_at = None
-        self._patches.undo()
-        self._sleep.wake()
-
-    def _hear_casts(self) -> None:
-        for name in ("half", "bfloat16", "to", "type"):
-            self._patches.wrap(Tensor, name, functools.partial(self._cast, name))
-
-    def fall_asleep_if_due(self) -> None:
-        """Called inside an op, which has been looked at."""
-        if self._sleeps_at is not None and self.seen_ops >= self._sleeps_at:
-            self._slept_at = self.seen_ops
-            self._sleep.ask(self.lines.frame())
-
-    def _cast(self, name: str, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        is_own = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
-        if not is_own and self.enabled and asks_for_half(name, args, kwargs):
-            self.half_begins()
-        return original(tensor, *args, **kwargs)
 
     @property
     def functions(self) -> list[str]:
@@ -182,10 +119,6 @@ class OpWatch(StepListener):
 
     def before_step(self, optimizer: Any, scaler: Any, *, has_closure: bool) -> None:
         self._in_optimizer = not has_closure
-        self.training_begins()
-
-    def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
-        self.half_begins()
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
         self._in_optimizer = False
@@ -242,8 +175,6 @@ class OpWatch(StepListener):
         if call.node is None and torch.is_grad_enabled():
             self._origins.remember()
         results = op_facts.tensors(out, None)
-        if self._on_half is not None and any(t.dtype in HALF for t in results):
-            self.half_begins()
         for tensor in results:
             tensor.__dict__[op_taint.PROVENANCE] = provenance
             tensor.__dict__.pop(op_taint.EXACT, None)  # of what an op in place has changed
@@ -300,7 +231,7 @@ class OpWatch(StepListener):
         for tensor in targets(func, args, kwargs):
             taint = self.taints.of(tensor)
             is_made_here = op_taint.provenance_of(tensor) is not None
-            if taint is None and is_made_here and not self.captured_ops and self._slept_at < 0:
+            if taint is None and is_made_here and not self.captured_ops:
                 continue  # a watched op made it, and it was finite
             if _may_be_bad(tensor) and not tensor.is_sparse:
                 unknown.append((tensor, taint))
@@ -502,14 +433,6 @@ class OpWatch(StepListener):
                 self.uses.add(fact, call.name, self._step, lambda: self._origins.names(None))
 
 
-def asks_for_half(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of ``half``, ``bfloat16``, ``to`` or ``type`` asks for half precision."""
-    if name in ("half", "bfloat16"):
-        return True
-    given = [*args, *kwargs.values()]
-    return any(value in HALF for value in given if isinstance(value, torch.dtype))
-
-
 def _may_be_bad(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -580,7 +503,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             if watch.on_op is not None:
                 watch.on_op(func, args, kwargs, out)
             watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
-            watch.fall_asleep_if_due()
         return out
 
     def _watching_inside(self, args: tuple[Any, ...]) -> list[Any]:

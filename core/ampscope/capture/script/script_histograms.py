@@ -54,7 +54,6 @@ class ScriptHistograms:
         self._counts = Accumulator(self.failures)
         self._hooks = HistogramHooks(self.models, self._counts, self.failures)
         self._step = 0
-        self.rests = False  # steps are not counted
         self._time = OwnTime(self.failures)
         self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
         self._frames: list[Frame] = []
@@ -86,7 +85,7 @@ class ScriptHistograms:
     @property
     def traces(self) -> bool:
         """Whether the ops of this step are wanted."""
-        return self._is_due(self._cadence.trace)
+        return _is_due(self._step, self._cadence.trace)
 
     @property
     def elapsed_s(self) -> float:
@@ -108,7 +107,7 @@ class ScriptHistograms:
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """The script is about to unscale, step or skip; the first of these calls counts."""
         self.trace.place.outside = "step"
-        if id(optimizer) in self._counted or not self._is_due(self._cadence.histogram):
+        if id(optimizer) in self._counted or not _is_due(self._step, self._cadence.histogram):
             return
         self._counted.add(id(optimizer))
         with self.spent():
@@ -121,7 +120,7 @@ class ScriptHistograms:
     @property
     def wants_updates(self) -> bool:
         """Whether :meth:`after_step` needs the weights before the step."""
-        return self._is_due(self._cadence.histogram)
+        return _is_due(self._step, self._cadence.histogram)
 
     def after_step(self, before: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The optimizer's own step has run: parameters, and copies of them as they were."""
@@ -137,12 +136,6 @@ class ScriptHistograms:
             self._end(scale)
         self._begin(count)
 
-    def rest(self, rests: bool) -> None:
-        """Count nothing from here on; or, in the midst of a step, what is still to come."""
-        if self.rests is not rests:
-            self.rests = rests
-            self._begin(self._step)
-
     def take(self) -> ScriptMeasurements:
         """What came since the last call."""
         measured = ScriptMeasurements(
@@ -154,7 +147,8 @@ class ScriptHistograms:
     def _begin(self, step: int) -> None:
         self._step = step
         self.trace.place.outside = "forward"
-        self._hooks.start_step(step, active=self._is_due(self._cadence.histogram))
+        due = _is_due(step, self._cadence.histogram)
+        self._hooks.start_step(step, active=due)
 
     def _end(self, scale: float = 1.0) -> None:
         self._hooks.end_step()
@@ -175,12 +169,13 @@ class ScriptHistograms:
             if ops:
                 self._ops.append((number, ops))
 
-    def _is_due(self, every: int) -> bool:
-        return every > 0 and self._step % every == 0 and not self.rests
-
     def spent(self, what: str = "the histograms of a step") -> AbstractContextManager[None]:
         """Around what is none of the script's own; ``what`` says what is missing if it fails."""
         return self._time.spent(what)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 # Numbers for the modules of every model that a script runs, whenever it makes them.
