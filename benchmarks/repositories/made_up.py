@@ -54,8 +54,10 @@ def _picture(rng: np.random.Generator, size: int, label: int) -> tuple[Any, Any]
     return picture, disc.astype(np.uint8)
 
 
-def pictures(folder: Path, count: int = 32, size: int = 32, classes: int = 0) -> None:
-    """PNG files, in a folder for each class where there are classes."""
+def pictures(
+    folder: Path, count: int = 32, size: int = 32, classes: int = 0, name: str = "{number:04}.png"
+) -> None:
+    """Picture files, in a folder for each class where there are classes."""
     from PIL import Image
 
     rng = np.random.default_rng(SEED)
@@ -63,7 +65,7 @@ def pictures(folder: Path, count: int = 32, size: int = 32, classes: int = 0) ->
         label = number % max(classes, 1)
         place = folder / f"class{label}" if classes else folder
         place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(_picture(rng, size, number)[0]).save(place / f"{number:04}.png")
+        Image.fromarray(_picture(rng, size, number)[0]).save(place / name.format(number=number))
 
 
 def masked_pictures(folder: Path, count: int = 20, size: int = 48) -> None:
@@ -139,10 +141,30 @@ def instructions(folder: Path, name: str = "instructions.json", count: int = 80)
     (folder / name).write_text(json.dumps(rows))
 
 
+def preferences(folder: Path, name: str = "preferences.jsonl", count: int = 60) -> None:
+    """One file with ``{"chosen": …, "rejected": …}`` a line: one question, two answers."""
+    parts = iter(sentences(3 * count))
+    lines = []
+    for question, good, bad in zip(*[parts] * 3, strict=True):
+        asked = f"\n\nHuman: {question}\n\nAssistant:"
+        lines.append(json.dumps({"chosen": f"{asked} {good}", "rejected": f"{asked} {bad}"}))
+    (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def clips(folder: Path, count: int = 12, size: int = 16, frames: int = 3) -> None:
+    """GIF files of a few frames."""
+    from PIL import Image
+
+    rng = np.random.default_rng(SEED)
+    for number in range(count):
+        first, *rest = [Image.fromarray(_picture(rng, size, number)[0]) for _ in range(frames)]
+        first.save(folder / f"{number:04}.gif", save_all=True, append_images=rest)
+
+
 KINDS = {
     f.__name__: f
     for f in (
         tokens, text, json_lines, pictures, masked_pictures, series, views, language_model,
-        instructions,
+        instructions, preferences, clips,
     )
 }  # fmt: skip

@@ -166,7 +166,9 @@ class Measured:
             to.mkdir(parents=True, exist_ok=True)
             made_up.KINDS[data["kind"]](to, **data.get("with", {}))
         for path, content in self.recipe.get("files", {}).items():
-            (source / self.folder / path).write_text(content)
+            to = source / self.folder / path
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_text(content)
         only = self.asked.only
         for policy in self.asked.policy or POLICIES:
             if not only or "plain" in only:
