@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 from ampscope.launcher.script_runs import ScriptRuns  # noqa: E402  # after the path
 from ampscope.records import State  # noqa: E402
 from tests.helpers.hostile_objects import TRAININGS, script  # noqa: E402
+from tests.helpers.process_changes import CHANGES  # noqa: E402
 from tests.helpers.script_runner import Runner, spec  # noqa: E402
-from tests.runner.test_process_owners import CHANGES  # noqa: E402
 
 PHASES = ("import", "before the first step", "in a step", "between steps", "at the end")
 WAYS = ("alone", "process", "process", "process", "process")  # how often each is drawn

@@ -320,6 +320,9 @@ _CHANGES = {  # audit event -> which of its arguments are paths that change
     "os.symlink": (1,), "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,),
     "os.setxattr": (0,), "shutil.rmtree": (0,), "sqlite3.connect": (0,),
 }  # fmt: skip
+_MAKES = ("tempfile.mkstemp", "tempfile.mkdtemp")
+# Asked first of each event, because id() is one as well: thousands in a step.
+_HEARD = frozenset({"open", "socket.connect", *_MAKES, *_CHANGES})
 
 
 def _mirrored(roots: list[str], workload: str, store: Path, folder: Path) -> View:
@@ -448,6 +451,8 @@ class Mirror:
                 known.add(wrapper)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if event not in _HEARD:
+            return
         if event == "open":
             path, mode, flags = args
             if isinstance(path, int) or not _writes(mode, flags):
@@ -586,7 +591,7 @@ class Shared:
         )
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._busy or os.getpid() != self._pid:
+        if event not in _HEARD or self._busy or os.getpid() != self._pid:
             return
         if event == "open":
             if isinstance(args[0], int) or not _writes(args[1], args[2]):
@@ -594,16 +599,14 @@ class Shared:
             if os.path.isdir(args[0]):
                 return  # tempfile says so before its opener opens a file there, which is heard too
             paths: tuple[Any, ...] = (args[0],)
-        elif event in ("tempfile.mkstemp", "tempfile.mkdtemp"):
+        elif event in _MAKES:
             self._announced.append(os.path.abspath(os.fsdecode(args[0])))
             return
         elif event == "socket.connect":
             self._connects(args[1])
             return
-        elif event in _CHANGES:
-            paths = tuple(args[place] for place in _CHANGES[event])
         else:
-            return
+            paths = tuple(args[place] for place in _CHANGES[event])
         for path in paths:
             with contextlib.suppress(TypeError, ValueError):
                 self._writes(os.fsdecode(path))
