@@ -6,6 +6,11 @@ Each text defines ``model``, ``optimizer`` and ``inputs`` (a function of the ste
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+import torch
+
 _NET = "model = torch.nn.Sequential(torch.nn.Linear(4, 8), {}, torch.nn.Linear(8, 1))\n"
 _SGD = "optimizer = torch.optim.SGD(model.parameters(), 0.05)\n"
 
@@ -146,7 +151,7 @@ optimizer = torch.optim.LBFGS(model.parameters(), 0.05, max_iter=3)
 def step(loss):
     def closure():
         optimizer.zero_grad()
-        again = loss_of(0)
+        again = loss_of(number)
         again.backward()
         return again
     optimizer.step(closure)
@@ -209,24 +214,71 @@ def step(loss):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 _AFTER = """
-def loss_of(number):
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(inputs(number))
-    return out.float().square().mean()
-if "watch" in sys.argv:
-    import ampscope
-    run = ampscope.watch(model, store=sys.argv[2])
-for number in range(6):
-    step(loss_of(number))
+every = hashlib.sha256()
 def tensors(module):
     for one in module._parameters.values(): yield one
     for child in module._modules.values(): yield from tensors(child)
-every = b"".join(p.detach().numpy().tobytes() for p in tensors(model))
-print("weights", hashlib.sha256(every).hexdigest())
+def look():
+    for one in tensors(model): every.update(one.detach().numpy().tobytes())
+def loss_of(number):
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(inputs(number))
+    look()
+    loss = out.float().square().mean()
+    return loss * float("inf") if number == 4 and "diverge" in sys.argv else loss
+if "watch" in sys.argv:
+    import ampscope
+    run = ampscope.watch(model, store=sys.argv[2], policy="ignore")
+for number in range(6):
+    step(loss_of(number))
+look()
+weights = every.hexdigest()  # of every step
+print("weights", weights)
 if "watch" in sys.argv: run.close()
 """
 
 
+def odd(name: str) -> Any:
+    """One module of the kind."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(MODULES[name], "script.py", "exec"), names)
+    return names["Odd"]()
+
+
+class Wrapper:
+    """An optimizer that is none of torch's, and keeps one in its attribute ``place``."""
+
+    __hash__ = None  # type: ignore[assignment]  # as some define it
+
+    def __init__(self, inner: torch.optim.Optimizer, place: str) -> None:
+        setattr(self, place, inner)
+        self.param_groups, self.defaults = inner.param_groups, inner.defaults
+        self.state, self.zero_grad = inner.state, inner.zero_grad
+        self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
+        self.inner_step = inner.step
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner_step(closure)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("unequal to all")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
 def script(name: str) -> str:
-    """A whole script; with the arguments ``watch STORE`` it watches itself."""
+    """A whole script. With the arguments ``watch STORE`` it watches itself; with ``diverge`` its
+    loss is infinite at step 4."""
     return _BEFORE + TRAININGS[name] + _AFTER
+
+
+def trained(name: str, *args: str) -> dict[str, Any]:
+    """What the script's names stand for after it has run in this process."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    given, sys.argv = sys.argv, ["script.py", *args]
+    try:
+        exec(compile(script(name), "script.py", "exec"), names)
+    finally:
+        sys.argv = given
+    return names

@@ -9,8 +9,9 @@ torch's own tables in it.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -153,6 +154,24 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The buffers registered in ``module`` itself by name, each once."""
     return list(_distinct((n, b) for n, b in _table(module, "_buffers") if b is not None))
+
+
+@contextlib.contextmanager
+def instead(root: nn.Module, others: Mapping[int, Tensor]) -> Iterator[None]:
+    """Other tensors in the places of parameters and buffers of ``root``, by these ones' ids; then
+    its own again. torch's ``functional_call`` would hash and compare its modules."""
+    own: list[tuple[dict[str, Any], str, Tensor]] = []
+    try:
+        for _, module in modules(root):
+            for table in ("_parameters", "_buffers"):
+                held = object.__getattribute__(module, "__dict__").get(table, {})
+                own += [(held, n, t) for n, t in held.items() if id(t) in others]
+        for held, name, tensor in own:
+            held[name] = others[id(tensor)]
+        yield
+    finally:
+        for held, name, tensor in own:
+            held[name] = tensor
 
 
 def _tensors(root: nn.Module, table: str) -> Iterator[tuple[str, Any]]:

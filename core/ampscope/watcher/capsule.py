@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ampscope.capture.tensors import has_own_memory, opened, plain
@@ -184,8 +186,6 @@ _DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float
 
 def save(capsule: Capsule, path: Path) -> None:
     """Write ``path``. It appears whole or not at all."""
-    from safetensors.torch import save_file
-
     tensors: Tensors = {f"weight/{name}": t for name, t in capsule.weights.items()}
     described = [_described(f, i, tensors) for i, f in enumerate(capsule.forwards)]
     if capsule.past:
@@ -213,8 +213,6 @@ def save(capsule: Capsule, path: Path) -> None:
 
 def load(path: Path) -> Capsule:
     """Raises BadInput for a file that is no capsule, or a damaged one."""
-    from safetensors import safe_open
-
     try:
         _check_header(path)
         with safe_open(path, framework="pt") as file:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpTrace
@@ -24,7 +23,7 @@ from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.shadow import Shadow
 from ampscope.capture.tensors import all_finite, floating_tensors, is_dtensor
-from ampscope.capture.user_objects import buffers, modules, parameters
+from ampscope.capture.user_objects import buffers, instead, modules, parameters
 from ampscope.errors import BadInput
 from ampscope.observations import BadOp
 from ampscope.patches import Patches
@@ -196,9 +195,9 @@ def _finite(tensor: Tensor) -> bool:
 
 # Run one kept forward and backward again, without a trace in the model that runs it.
 #
-# The forward runs on aliases of the parameters (`torch.func.functional_call`), so neither an
-# optimizer nor DistributedDataParallel's hooks notice; buffers are copies; random states and the
-# training mode are put back.
+# The forward runs on aliases of the parameters, so neither an optimizer nor
+# DistributedDataParallel's hooks notice; buffers are copies; random states and the training mode
+# are put back.
 
 
 class Rerun:
@@ -258,18 +257,22 @@ class Rerun:
         at an output there is no backward and the second list is empty."""
         forward, device = self.forward, self.device
         aliases = {
-            name: parameter.detach().requires_grad_(parameter.requires_grad)
-            for name, parameter in parameters(self.model)
+            id(parameter): parameter.detach().requires_grad_(parameter.requires_grad)
+            for _, parameter in parameters(self.model)
         }
         copies = {
-            name: forward.buffers.get(name, buffer).to(device).clone()
+            id(buffer): forward.buffers.get(name, buffer).to(device).clone()
             for name, buffer in buffers(self.model)
         }
         args, kwargs = self._arguments()
         restore(forward.randomness, device)
         dtype = forward.autocast.dtype
-        with torch.enable_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
-            output = functional_call(self.model, {**aliases, **copies}, args, kwargs)
+        with (
+            instead(self.model, aliases | copies),
+            torch.enable_grad(),
+            torch.autocast(device.type, dtype, enabled=dtype is not None),
+        ):
+            output = self.model(*args, **kwargs)
         outputs = floating_tensors(output)
         if pairs := self._pairs(outputs):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])

@@ -148,7 +148,9 @@ class Session(TrainingListener):
         self._smallest = min(trained, key=Tensor.numel, default=None)
         self._first: Tensor | None = None  # a copy of it as it was at the first backward
         self._backwards = 0  # so far, without a step
-        self._has_stepped = self._has_warned = self._has_sampler = False
+        self._has_stepped = self._has_sampler = False
+        self._knows_of_steps = False  # one has begun, or it was said that none is seen
+        self._is_late = False  # gradients are read behind the step, which has a closure
         self._inside: list[Part] = []  # that stepped in the backward that runs
         self._backward = -1  # torch's number of it
         self._looked = -1  # the last step that looked at weights
@@ -257,7 +259,7 @@ class Session(TrainingListener):
         are stepped where nothing is seen of it. Looked at in ever longer intervals."""
         count = self._backwards = self._backwards + 1
         is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
-        if self._smallest is None or self._has_warned or not is_due:
+        if self._smallest is None or self._knows_of_steps or not is_due:
             return
         with torch.no_grad(), no_dispatch():
             now = readable(self._smallest)
@@ -266,7 +268,7 @@ class Session(TrainingListener):
             if self._first is None or (count == 2 and not last):  # after what was loaded meanwhile
                 self._first = now.clone()
             elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
-                self._has_warned = True
+                self._knows_of_steps = True
                 self._unseen(UNSEEN_TEXT)
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -345,7 +347,9 @@ class Session(TrainingListener):
                 self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
             if not in_backward():  # otherwise once the last parameter has been reached
                 forwards, sums = self._flight.forwards, self.bad.sums
-                read.events += self.bad.examine(self.now.step, read, forwards, sums, is_late=False)
+                read.events += self.bad.examine(
+                    self.now.step, read, forwards, sums, is_late=self._is_late
+                )
 
     def _judge_behind_wait(self, optimizer: Optimizer) -> None:
         """GradScaler has just waited for what it found in the gradients, and unscaled them."""
@@ -364,7 +368,9 @@ class Session(TrainingListener):
         return self._parts_of_weights[step % WEIGHT_TURNS]
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """The optimizer is about to step."""
+        """The optimizer is about to step; a closure may call backward several times inside."""
+        self._knows_of_steps = True
+        self._is_late = id(optimizer) not in self._readings
         self._judge_behind_wait(optimizer)
         self._histograms.before_step(optimizer)
 
@@ -381,7 +387,7 @@ class Session(TrainingListener):
     def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """The step is over, taken or skipped. Optimizers that step while backward runs, each as
         soon as its parameter is reached, make one step together."""
-        self._has_stepped = True
+        self._has_stepped, self._is_late = True, False
         self._judge_behind_wait(optimizer)  # of a step that was skipped
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
         with no_dispatch():
