@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import ampscope
 from ampscope.records import State
 from ampscope.watcher import AlarmBounds
+from tests.helpers.hostile_objects import MODULES, Wrapper, odd
+from tests.helpers.script_runner import quick
 from tests.helpers.trainers import (
     assert_nothing_left,
     assert_same_bits,
@@ -120,6 +122,35 @@ def test_a_step_over_several_batches_has_their_mean_loss(tmp_path: Path, precisi
     _, steps = recorded(tmp_path / "runs.db")
     means = [sum(model.losses[at : at + 3]) / 3 for at in range(0, STEPS, 3)]
     assert [step.loss for step in steps] == pytest.approx(means, rel=1e-5)
+
+
+# Lightning itself asks a module for the modules in it.
+@pytest.mark.parametrize("name", quick(MODULES.keys() - {"lists raise"}, "every attribute"))
+def test_modules_that_answer_as_they_like_are_not_asked(tmp_path: Path, name: str) -> None:
+    model, plain = Classifier(), Classifier()
+    model.net[1], plain.net[1] = odd(name), odd(name)
+    fit(tmp_path, "bf16-mixed", AmpscopeCallback(store=tmp_path / "runs.db"), model)
+    fit(tmp_path, "bf16-mixed", model=plain)
+    assert_same_bits(model.state_dict(), plain.state_dict())
+    info, steps = recorded(tmp_path / "runs.db")
+    assert (info.state, info.message, len(steps)) == (State.FINISHED, "", STEPS)
+
+
+@pytest.mark.parametrize("place", ["optimizer", "elsewhere"])
+def test_an_optimizer_that_is_none_of_torchs(tmp_path: Path, place: str) -> None:
+    class Wrapped(Classifier):
+        def configure_optimizers(self) -> Any:
+            return Wrapper(torch.optim.SGD(self.parameters(), lr=0.1), place)
+
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    model, plain = Wrapped(), Wrapped()
+    fit(tmp_path, "bf16-mixed", AmpscopeCallback(store=tmp_path / "runs.db"), model)
+    fit(tmp_path, "bf16-mixed", model=plain)
+    assert_same_bits(model.state_dict(), plain.state_dict())
+    info, steps = recorded(tmp_path / "runs.db")
+    assert (info.state, len(steps)) == (State.FINISHED, STEPS)
 
 
 def test_policy_stop_ends_the_fit(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ampscope.capture.user_objects import torch_optimizer
 from ampscope.records import Event
 from ampscope.watcher import Watch, watch
 
@@ -49,7 +50,10 @@ class TrainerWatch:
     def _start(self, model: Any, optimizer: Any, scaler: Any) -> None:
         """Watch a training. One that never said that it ended (it raised) is closed first."""
         self._close()
-        self.run = watch(model, optimizer, scaler, **self._options)
+        several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        # The trainer chose them: where one holds none of torch's they are found by what they step.
+        is_known = all(torch_optimizer(one) is not None for one in several)
+        self.run = watch(model, optimizer if is_known else None, scaler, **self._options)
 
     def _close(self, error: BaseException | None = None) -> None:
         """End the watch, if one goes on; ``error`` is what ended the training."""
