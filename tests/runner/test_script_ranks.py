@@ -630,16 +630,39 @@ def test_the_ranks_that_lightning_starts_are_followed(
             assert (outcome.rank, outcome.ranks, outcome.steps) == (1, 2, 12)
 
 
-@pytest.mark.thorough
-def test_a_spawned_process_writes_into_the_mirror(
+_WRITES = """
+import os, subprocess, sys
+import torch
+import torch.multiprocessing as mp
+def write(name): open(f"{FOLDER}/{name}.txt", "w").write("x")
+def train(rank=0, name="spawned"):
+    write(name)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+if __name__ != "__main__": write("imported")
+elif len(sys.argv) > 1: train(name="alone")
+else:
+    os.environ.clear()
+    write("first")
+    mp.spawn(train, nprocs=1)
+    subprocess.run([sys.executable, __file__, "alone"], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_processes_started_without_an_environment_write_into_the_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FORCED, MIRROR)
     monkeypatch.chdir(tmp_path)
-    text = SPAWN.replace("RANKS", "1").replace(
-        "    torch.manual_seed(0)\n",
-        f"    torch.manual_seed(0)\n    open('{tmp_path}/made.txt', 'w').write('x')\n",
-    )
-    report = diagnosed(written(tmp_path, text, 1.0), tmp_path / "runs.db")
-    assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
-    assert not (tmp_path / "made.txt").exists()
+    path = tmp_path / "train.py"
+    path.write_text(_WRITES.replace("{FOLDER}", str(tmp_path)))
+    with ScriptRuns(spec(path), tmp_path / "runs.db", private=True) as runs:
+        run = runs.run("as_is")
+        with Reader(tmp_path / "runs.db") as reader:
+            assert [r.steps_done for r in reader.group(group_of(run.info.id))] == [2, 2]
+    assert run.info.state is State.FINISHED, run.info.message
+    assert [made.name for made in tmp_path.glob("*.txt")] == []

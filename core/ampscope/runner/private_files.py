@@ -337,20 +337,24 @@ def _mirrored(roots: list[str], workload: str, store: Path, folder: Path) -> Vie
         workload = mirror.lead(str(Path(workload).absolute()))
     global _mirror
     _mirror = mirror
-    os.environ[_OF_PARENT] = json.dumps([mirror.base, roots, mirror.store])
     return View(MIRROR, tuple(roots), store, workload, folder)
 
 
-_OF_PARENT = "AMPSCOPE_MIRROR"  # base and roots, for the Python processes that a script starts
 _mirror: Mirror | None = None
 
 
-def rejoin() -> None:
+def mirror_text() -> str:
+    """What :func:`rejoin` needs in a process that this one starts. "" without a mirror: an overlay
+    is inherited. It is handed over by hand: a script may empty its environment."""
+    return "" if _mirror is None else json.dumps([_mirror.base, _mirror.roots, _mirror.store])
+
+
+def rejoin(text: str) -> None:
     """Lead the paths of this process to the mirror of the one that has started it, if it has one;
-    an overlay is inherited, and so is what was replaced before a fork."""
+    what was replaced before a fork is inherited."""
     global _mirror
-    if _mirror is None and _OF_PARENT in os.environ:
-        base, roots, store = json.loads(os.environ[_OF_PARENT])
+    if _mirror is None and text:
+        base, roots, store = json.loads(text)
         _mirror = Mirror(base, tuple(roots), store)
         _mirror.install()
 

@@ -44,7 +44,7 @@ from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
 from ampscope.records import Machine, RunInfo, RunSpec, State
 from ampscope.runner.device import limit_memory, machine_of_script
-from ampscope.runner.private_files import rejoin
+from ampscope.runner.private_files import mirror_text, rejoin
 from ampscope.runner.script_main import arguments, seed_all
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import execute, module_of, put_folder_first
@@ -78,6 +78,7 @@ class Ticket:
     index: int  # in the order in which children were started
     world: int
     bound: bool = True  # it is to end with the thread that starts it
+    mirror: str = ""  # the files that it shares with the run
 
 
 class Ranks:
@@ -88,7 +89,8 @@ class Ranks:
     ) -> None:
         """``act`` is :func:`ampscope.runner.script.run_action`, for :func:`follow`."""
         self._act = act
-        self._ticket = Ticket(str(store.absolute()), run_id, policy, spec.workload, 0, 1)
+        path = str(store.absolute())
+        self._ticket = Ticket(path, run_id, policy, spec.workload, 0, 1, mirror=mirror_text())
         self._lines = SourceLines(str(Path(spec.workload).resolve().parent))
         self._owner = os.getpid()
         self.started = 0  # processes that are followed
@@ -141,7 +143,7 @@ class Ranks:
     def _prepared(self, original: Any, name: str) -> Any:
         """What a spawned process is told first."""
         told = original(name)
-        return told | {"ampscope": _Imported()} if self._follows else told
+        return told | {"ampscope": _Imported(self._ticket.mirror)} if self._follows else told
 
     def _command(self, original: Any, popen: Any, args: Any, *more: Any, **kwargs: Any) -> None:
         if os.getpid() == self._owner and isinstance(args, list | tuple):
@@ -171,8 +173,8 @@ class Ranks:
         return [
             *command[:place], "-m", _SELF, "--store", ticket.store, "--run", ticket.run_id,
             "--policy", ticket.policy, "--index", str(ticket.index),
-            *(["--bound"] if ticket.bound else []), *([] if launched else ["--launches"]),
-            "--", *rest,
+            "--mirror", ticket.mirror, *(["--bound"] if ticket.bound else []),
+            *([] if launched else ["--launches"]), "--", *rest,
         ]  # fmt: skip
 
     def _is_own_module(self, name: str, folder: Any) -> bool:
@@ -308,15 +310,20 @@ class _Followed:
 
 
 class _Imported:
-    """A spawned process that unpickles it imports what follows it, where it can. It does that
-    before it runs the script, which may make errors of warnings or empty ``sys.path``."""
+    """A spawned process that unpickles it imports what follows it, where it can, and shares the
+    ``mirror``. It does that before it runs the script, which may make errors of warnings, empty
+    ``sys.path`` or write files."""
+
+    def __init__(self, mirror: str) -> None:
+        self._mirror = mirror
 
     def __reduce__(self) -> Any:
-        return exec, (_IMPORT,)
+        return exec, (_IMPORT.format(mirror=self._mirror),)
 
 
 _IMPORT = """try:
     import ampscope.runner.script
+    ampscope.runner.script_ranks.rejoin({mirror!r})
 except ImportError:
     pass
 """
@@ -401,7 +408,7 @@ def follow(
     raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
     the processes that it starts are followed in turn. Nothing is imported here: in a forked child
     the script may have put another function in the place of ``__import__``."""
-    with_launching_process(bound=ticket.bound)
+    with_launching_process(ticket)
     store = Path(ticket.store)
     with Reader(store) as reader:
         launcher = reader.run(ticket.run_id)
@@ -412,11 +419,11 @@ def follow(
     return act(spec, ticket.policy, record.step, record.close, action, ranks)
 
 
-def with_launching_process(*, bound: bool = True) -> None:
-    """Share the private files of the process that launched this one and, if ``bound`` to it, end
-    with it."""
-    rejoin()
-    if bound:
+def with_launching_process(ticket: Ticket) -> None:
+    """Share the private files of the process that launched this one and, if bound to it, end with
+    it."""
+    rejoin(ticket.mirror)
+    if ticket.bound:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -430,6 +437,7 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--mirror", default="")
     parser.add_argument("--bound", action="store_true")
     parser.add_argument("--launches", action="store_true")
     split = sys.argv.index("--")
@@ -441,7 +449,7 @@ def main() -> None:
     sys.argv = arguments(workload, args)
     put_folder_first(workload)
     ticket = Ticket(
-        found.store, found.run, found.policy, workload, found.index, 1, bound=found.bound
+        found.store, found.run, found.policy, workload, found.index, 1, found.bound, found.mirror
     )
 
     def action() -> None:
