@@ -19,6 +19,8 @@ from ampscope.cli.diff import diff as command
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.launcher.diff_runs import worktree
+from tests.helpers.hostile_objects import TRAININGS
+from tests.helpers.hostile_objects import script as hostile
 from tests.helpers.inductor import needs_compiler
 
 HISTORY = Path(__file__).parents[2] / "benchmarks" / "diff_history.py"
@@ -66,6 +68,23 @@ def test_a_variable_that_changes_a_module(tmp_path: Path, script: str) -> None:
     assert first["op"]["op"] == "native_layer_norm(fp32)"
     assert "different from step 0 on. The first difference is in 1" in printed
     assert "2 runs of A are the same bit for bit" in printed
+
+
+def test_objects_that_answer_as_they_like_differ_in_their_numbers_alone(tmp_path: Path) -> None:
+    """One training after the other in one script; its sibling's last has another rate."""
+    last = hostile("== makes a module")
+    paths = []
+    for name, ending in (("one", last), ("other", last.replace("0.05", "0.06"))):
+        texts = [*map(hostile, TRAININGS), ending]
+        path = tmp_path / f"{name}.py"
+        path.write_text(
+            f"for text in {texts!r}:\n"
+            "    exec(compile(text, __file__, 'exec'), {'__name__': '__main__'})\n"
+        )
+        paths.append(str(path))
+    status, found, printed = diff(tmp_path, "--repeats", "1", "--steps", "1000", *paths)
+    assert (status, found["verdict"]) == (1, "different"), printed
+    assert found["first"]["step"] >= 6 * len(TRAININGS), printed  # all of them make 6 or more
 
 
 def test_a_script_against_itself_and_its_recorded_run(tmp_path: Path, script: str) -> None:
