@@ -7,22 +7,38 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
 
+from ampscope.analysis.run_diff import values_of
 from ampscope.cli.diff import diff as command
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
-from ampscope.launcher.diff_runs import worktree
+from ampscope.launcher.diff_runs import (
+    DiffResult,
+    Options,
+    Recorded,
+    Side,
+    SideRuns,
+    as_recorded,
+    compared_sides,
+    worktree,
+)
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
+from ampscope.observations import Outcome
+from ampscope.records import AUTO, Machine, RunInfo, RunSpec, State
+from ampscope.store.reader import Reader
 from tests.helpers.hostile_objects import TRAININGS
 from tests.helpers.hostile_objects import script as hostile
 from tests.helpers.inductor import needs_compiler
 
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 HISTORY = Path(__file__).parents[2] / "benchmarks" / "diff_history.py"
 SCRIPT = """\
 import os, sys, torch
@@ -35,7 +51,8 @@ model = torch.compile(net, backend=sys.argv[1]) if "compile" in sys.argv else ne
 optimizer = torch.optim.AdamW(net.parameters(), eps=1e-4 if "eps" in sys.argv else 1e-8)
 for step in range(4):
     x = torch.randn(16, 8)
-    with torch.autocast("cpu", torch.bfloat16, enabled="half" in sys.argv):
+    device, half = ("cuda", None) if "cuda" in sys.argv else ("cpu", torch.bfloat16)
+    with torch.autocast(device, half, enabled="half" in sys.argv):
         y = model(x)
     if "late" in sys.argv and step == 2: y = y.sigmoid()
     loss = (y.float() - x.sum(1, keepdim=True)).square().mean()
@@ -88,8 +105,12 @@ def test_objects_that_answer_as_they_like_differ_in_their_numbers_alone(tmp_path
 
 
 def test_a_script_against_itself_and_its_recorded_run(tmp_path: Path, script: str) -> None:
-    status, found, printed = diff(tmp_path, script, script)
+    status, found, printed = diff(tmp_path, "--seeds", "2", script, script)
     assert (status, found["ledger_count"], found["first"]) == (0, 0, None)
+    assert found["loss"]["seeds"] == 0  # no seed changes that
+    with Reader(tmp_path / "r.db") as reader:
+        kept = [reader.run(run) for side in "ab" for run in found[side]["runs"]]
+    assert {run.machine.policy for run in kept if run.machine} == {"native"}
     assert "the same bit for bit: 4 steps" in printed
     (tmp_path / "train.py").write_text(SCRIPT.replace("range(4)", "range(3)"))
     run = found["a"]["runs"][0]
@@ -157,6 +178,99 @@ def test_seeds_are_what_a_loss_is_held_against(tmp_path: Path, script: str) -> N
     assert loss["seeds"] == 2
     assert loss["between_seeds"] > abs(loss["first"] - loss["second"]) > 0
     assert "between 3 seeds of A" in printed
+
+
+@no_cuda
+def test_a_script_that_asks_for_cuda_is_rehearsed_on_both_sides(
+    tmp_path: Path, script: str
+) -> None:
+    """B alone asks for a device; A would train without one."""
+    arguments = ("--with-args", "half cuda", script, "half")
+    status, found, printed = diff(tmp_path, *arguments)
+    assert (status, found["first"]["dtypes"]) == (1, ["bf16", "fp16"])
+    (note,) = found["notes"]
+    assert note.startswith("B asks for CUDA, and this machine has none, so A and B were run on")
+    assert note in " ".join(printed.split())
+    with Reader(tmp_path / "r.db") as reader:
+        kept = [reader.run(run) for side in "ab" for run in found[side]["runs"]]
+    assert {run.machine.policy for run in kept if run.machine} == {"rehearsal"}
+
+
+@dataclass
+class Runs:
+    """Stands in for the processes of one side."""
+
+    wants_cuda: bool
+    spec: RunSpec = field(default_factory=lambda: RunSpec("t.py", kind="script"))
+    made: list[str] = field(default_factory=list)
+
+    def run(self, control: str, parent: str = "") -> ScriptRun:
+        self.made.append(self.spec.policy)
+        lacks = self.wants_cuda and self.spec.policy != "cuda"
+        ended = Outcome(
+            ended="exception" if lacks else "returned", steps=0 if lacks else 1,
+            error_type="E", error_text="No CUDA GPUs are available" if lacks else "",
+        )  # fmt: skip
+        policy = "rehearsal" if self.spec.policy == "cuda" else "native"
+        machine = Machine("cpu", "", policy, "", "", "", "", "")
+        info = RunInfo(
+            control, self.spec, State.FINISHED, 0.0, None, None, None, None, machine, "", "", 1, 0.0
+        )
+        return ScriptRun(info, (ended,), "")
+
+
+def planned(
+    first: Runs | Recorded, second: Runs | Recorded, asked: str = AUTO
+) -> tuple[DiffResult, list[list[str]]]:
+    """The result, and the policies under which each side was run."""
+    sides = []
+    for side, other in ((first, second), (second, first)):
+        if isinstance(side, Runs):
+            side.spec = replace(side.spec, policy=asked)
+            if isinstance(other, Recorded):
+                like = as_recorded(Side(side.spec, "side"), other)
+                assert isinstance(like, Side)
+                side.spec = like.spec
+            sides.append(SideRuns(Side(side.spec, "side"), cast(ScriptRuns, side)))
+        else:
+            sides.append(SideRuns(side, None))
+    found = compared_sides(sides[0], sides[1], Options(repeats=1), lambda text: None)
+    return found, [side.made for side in (first, second) if isinstance(side, Runs)]
+
+
+@pytest.mark.parametrize(
+    ("wanting", "made"),
+    [
+        ((True, True), [[AUTO, "cuda"], ["cuda"]]),
+        ((True, False), [[AUTO, "cuda"], ["cuda"]]),
+        ((False, True), [[AUTO, "cuda"], [AUTO, "cuda"]]),
+        ((False, False), [[AUTO], [AUTO]]),
+    ],
+)
+def test_both_sides_run_under_the_same_rules(
+    wanting: tuple[bool, bool], made: list[list[str]]
+) -> None:
+    first, second = map(Runs, wanting)
+    found, policies = planned(first, second)
+    assert policies == made
+    assert len(found.notes) == any(wanting)
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("rehearsal", "cuda"), ("native", "native")])
+def test_a_recorded_side_says_under_which_rules_the_other_runs(policy: str, asked: str) -> None:
+    side = Recorded("run a", ("a",), (values_of([Outcome("returned", steps=1)]),), policy)
+    assert planned(side, Runs(wants_cuda=True))[1] == [[asked]]
+    assert planned(Runs(wants_cuda=True), side)[1] == [[asked]]
+
+
+def test_unequal_rules_are_not_compared() -> None:
+    one = values_of([Outcome("returned", steps=1)])
+    first, second = (
+        Recorded(f"run {policy}", (policy,), (one,), policy) for policy in ("native", "rehearsal")
+    )
+    found, _ = planned(first, second)
+    assert found.diff.verdict == "unknown"
+    assert found.diff.reason.startswith("B ran on a simulated CUDA device, A under the CPU's own")
 
 
 def test_what_cannot_be_told_is_125_with_a_reason(tmp_path: Path, script: str) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
-from ampscope.launcher.plan import wants_cuda
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
@@ -145,7 +145,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     with ScriptRuns(spec(), folder / "runs.db") as served:
         run = Runner(served)
         paths = {n: write_script(folder, f"{n}.py", TRAIN + s[0]) for n, s in SCRIPTS.items()}
-        yield {name: run(path, policy="auto") for name, path in paths.items()}
+        control = run(paths["bf16_by_its_own_words"], control="fp32", policy="auto")
+        yield {"control": control} | {n: run(path, policy="auto") for n, path in paths.items()}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -158,3 +159,8 @@ def test_a_run_ends_as_soon_as_a_rehearsal_is_certain(name: str, runs: dict[str,
     assert not {"caught", "went on", "trained to the end"} & set(said.splitlines())
     view = RunView("as_is", ran.run.info.id, ran.run.observations)
     assert wants_cuda(view, said) is rehearsed
+
+
+def test_a_control_runs_on(runs: dict[str, Ran]) -> None:
+    """That nothing ran in half says nothing there, and a short control acquits or blames none."""
+    assert len(runs["control"].steps) == 9

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, judged
@@ -18,7 +19,7 @@ from ampscope.diagnosis.result import DiagnosisResult, report_of
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
-from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis, wants_cuda
+from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome

@@ -3,20 +3,25 @@
     flops  fp16 98 %, fp32 2 %      steps  40, of which 40 beside the fp32 control
     reasons, where nothing ran in half: ("cuda_missing", "autocast", "train.py:12")
 
+Whether a script trained otherwise for want of a CUDA device (:func:`wants_cuda`).
+
 The same question for one step's recorded ops, for pages: dtypes by module, which ops stayed in fp32
 and why, where casts happen, FLOPs by dtype.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Frame, ModuleRecord, OpRecord, Role
+from ampscope.script_ends import lacks_cuda, may_want_cuda
 
 MIN_COMPARED = 5  # steps; in fewer, a training that stands still looks like one that learns
 
@@ -123,6 +128,27 @@ def _reasons(run: RunView) -> list[Reason]:
              "cuda_asked", "nullcontext")  # fmt: skip
     first = {r.kind: r for r in reversed(found)}
     return [first[kind] for kind in order if kind in first]
+
+
+# A trainer was asked for fp16 and takes bf16 instead, because it is on a CPU.
+_FP16_REFUSED = re.compile(r"(?:fp16|float16|16-mixed)\b.{0,60}not supported on (?:the )?CPU", re.I)
+
+
+def wants_cuda(run: RunView, said: str) -> bool:
+    """Whether the script could not run, ran without the autocast or GradScaler on CUDA that it
+    asked for, or computed nothing in half precision, for a CUDA device that is not there. What
+    runs in bf16 without the scaler that is meant for fp16 is another training. ``said``: what the
+    script printed, and its traceback."""
+    if lacks_cuda(run.outcome, said) or run.use("cuda_missing"):
+        return True
+    if may_want_cuda(run.outcome, said) or _FP16_REFUSED.search(said):
+        return True
+    if not any(run.use(name) for name in ("cuda_asked", "trainer_fp16")):
+        return False
+    # Both follow the device: a scaler is left out, and autocast takes bf16, fp16 on CUDA.
+    if run.use("cpu_default") or any(c.name == "scaler_new" and not c.enabled for c in run.calls):
+        return True
+    return not run.steps or (run.control == BASELINE and precision_use(run, None).no_half)
 
 
 # Which dtype each module's weights, activations and gradients have, and how a tree of them folds.

@@ -28,6 +28,7 @@ from ampscope.cli.diagnose import (
     reason_of,
 )
 from ampscope.cli.options import leave_out_option, memory_limit_option, store_option
+from ampscope.cli.progress import say_unused_gpu
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
@@ -44,7 +45,7 @@ from ampscope.launcher.diff_runs import (
     worktree,
 )
 from ampscope.privacy import masked, masked_text
-from ampscope.records import RunSpec
+from ampscope.records import AUTO, RunSpec
 from ampscope.report import run_diff_words as words
 from ampscope.report.document import visible
 from ampscope.store.reader import Reader
@@ -99,8 +100,9 @@ def _positional(given: Mapping[str, Any]) -> list[str]:
 @click.option("--steps", default=STEPS, show_default=True, help="Optimizer steps at most.")
 @click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run.")
 @memory_limit_option
-@click.option("--policy", type=click.Choice(("native", "cuda")), default="native",
-              show_default=True, help="On a CPU: its own rules, or CUDA's, rehearsed.")  # fmt: skip
+@click.option("--policy", type=click.Choice((AUTO, "native", "cuda")), default=AUTO,
+              show_default=True, help="On a CPU: its own rules, or CUDA's, rehearsed; auto: CUDA's "
+              "where A or B needs CUDA.")  # fmt: skip
 @click.option(
     "--tolerance",
     default=0.0,
@@ -153,6 +155,8 @@ def diff(
         options = Options(repeats, seeds, tolerance, allow_rounding)
         with contextlib.ExitStack() as stack:
             a, b = changes.sides(stack, spec, first, rest, store)
+            if isinstance(a, Side) or isinstance(b, Side):
+                say_unused_gpu()
             result = run_diff(a, b, store, options, say)
     except (Exception, KeyboardInterrupt) as error:  # status 1 or 2 would be "different" in bisect
         reason = reason_of(error)

@@ -2,10 +2,11 @@
 
     A, its repeats       the noise: forks of one process, like B's
     B
+    a simulated device   all of them again, where one of the scripts wants CUDA and there is none
     with torch.compile   all of them again, where one of the scripts compiles
     A and B again        where A does not repeat itself bit for bit: a difference must come back
     the ops of one step  where the first difference is not in the step whose ops were recorded
-    A with other seeds   on request: how far losses lie apart by chance
+    A with other seeds   on request, where losses differ: how far they lie apart by chance
 
 A side is a script with its arguments, a Python, variables and a folder (:class:`Side`), perhaps in
 a worktree of another commit (:func:`worktree`), or a run that was recorded before.
@@ -34,7 +35,9 @@ from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
 from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns
 from ampscope.observations import COMPILED_NOTE
-from ampscope.records import OP_STEP, SEED_SHIFT, Role, RunInfo, RunSpec
+from ampscope.policy.device_profiles import PROFILES, USUAL
+from ampscope.records import AUTO, OP_STEP, SEED_SHIFT, Role, RunInfo, RunSpec
+from ampscope.script_ends import lacks_cuda
 from ampscope.store.reader import Reader
 
 REPEATS = 3  # of A
@@ -47,6 +50,7 @@ _GIT_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")  # of a 
 # come from one process, B from another, so both are given the same.
 _SAME_HASHES = {"PYTHONHASHSEED": "0"}
 _NO_READINGS = {"AMPSCOPE_TELEMETRY": "0"}  # of the machine beside a run: not compared
+_SAME_RULES = {"native": "native", "rehearsal": "cuda"}  # how a machine ran -> how to ask for it
 Say = Callable[[str], None]
 
 
@@ -69,6 +73,8 @@ class Recorded:
     name: str
     ids: tuple[str, ...]
     values: tuple[Values, ...]
+    policy: str  # under which it ran, as its machine has it
+    rehearsed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +102,21 @@ def run_diff(
     first: Side | Recorded, second: Side | Recorded, store: Path, options: Options, say: Say
 ) -> DiffResult:
     """Run what is to be run, and compare. Raises BadInput for what cannot be run."""
+    first, second = as_recorded(first, second), as_recorded(second, first)
     with contextlib.ExitStack() as stack:
         return compared_sides(
             opened(stack, first, store), opened(stack, second, store), options, say
         )
+
+
+def as_recorded(side: Side | Recorded, other: Side | Recorded) -> Side | Recorded:
+    """``side``, under the rules that a recorded ``other`` ran under."""
+    if isinstance(side, Recorded) or isinstance(other, Side) or side.spec.policy != AUTO:
+        return side
+    if other.policy not in _SAME_RULES:
+        return side
+    policy = _SAME_RULES[other.policy]
+    return replace(side, spec=replace(side.spec, policy=policy, rehearsed=other.rehearsed))
 
 
 def recorded(reader: Reader, run_id: str) -> Recorded:
@@ -117,7 +134,11 @@ def recorded(reader: Reader, run_id: str) -> Recorded:
     ]
     runs = [info, *repeats]
     return Recorded(
-        f"run {info.id}", tuple(r.id for r in runs), tuple(read_values(reader, r) for r in runs)
+        f"run {info.id}",
+        tuple(r.id for r in runs),
+        tuple(read_values(reader, r) for r in runs),
+        info.machine.policy if info.machine else "",
+        info.spec.rehearsed,
     )
 
 
@@ -203,14 +224,17 @@ class SideRuns:
     def __init__(self, side: Side | Recorded, runs: ScriptRuns | None) -> None:
         self._side = side
         self._runs = runs
-        self._control = side.control if isinstance(side, Side) else BASELINE
+        self._baseline = side.control if isinstance(side, Side) else BASELINE
+        self._control = self._baseline
         self.is_live = runs is not None
         self.name = side.name
         self.ids: list[str] = []
         self.values: list[Values] = []
+        self.policy = ""  # under which its runs were made
+        self.lacks_device = False  # it wants a CUDA device, and there is none
         self._uncompiled: Values | None = None
         if isinstance(side, Recorded):
-            self.ids, self.values = list(side.ids), list(side.values)
+            self.ids, self.values, self.policy = list(side.ids), list(side.values), side.policy
 
     @property
     def is_compiled(self) -> bool:
@@ -228,6 +252,14 @@ class SideRuns:
             run = self._made()
             self.ids.append(run.info.id)
             self.values.append(values_of(run.observations))
+            self.policy = run.info.machine.policy if run.info.machine else ""
+            self.lacks_device = run.lacks_device
+
+    def rehearse(self) -> None:
+        """From here on with a simulated CUDA device; the runs so far do not count."""
+        if self._runs is not None:
+            self._runs.spec = replace(self._runs.spec, policy="cuda")
+            self.ids, self.values = [], []
 
     def compiles(self) -> bool:
         """Whether torch.compile was switched off in the first run."""
@@ -240,6 +272,17 @@ class SideRuns:
             self._uncompiled = None if self.compiles() else self.values[0]
             self._control = COMPILED
             self.ids, self.values = [], []
+
+    def uncompiled(self, ids: list[str], values: list[Values]) -> None:
+        """Without torch.compile again, as in the runs that were made before."""
+        self._control, self._uncompiled = self._baseline, None
+        self.ids, self.values = ids, values
+
+    @property
+    def found_no_device(self) -> bool:
+        """Whether torch told the first run that there is no CUDA device."""
+        outcome = self.values[0].outcome if self.values else None
+        return outcome is not None and lacks_cuda(outcome)
 
     def with_outputs(self) -> Values | None:
         """A run with torch.compile on and the outputs of its modules: one more, in which they are
@@ -311,6 +354,10 @@ class _Plan:
         """All runs, and what they say."""
         self._runs()
         found = self._compared()
+        policies = {self.first.policy, self.second.policy}
+        if {"rehearsal", "native"} <= policies:  # what differs may be the rules
+            found = replace(found, verdict="unknown", reason=self._unequal())
+            return self._told(found, names)
         if self._wants_more(found):
             self.say("A and B again: A does not repeat itself bit for bit")
             self.first.more(MOST_REPEATS)
@@ -318,36 +365,76 @@ class _Plan:
             found = self._compared()
         found = self._with_ops(found)
         found = self._with_module(found)
-        for number in range(1, self.options.seeds + 1):
-            self.say(f"A with other seeds, {number} of {self.options.seeds}")
+        seeds = self.options.seeds
+        if seeds and (found.loss is None or found.loss.first_step is None):
+            self.notes.append("No other seeds were run: A and B have no losses that differ.")
+            seeds = 0
+        for number in range(1, seeds + 1):
+            self.say(f"A with other seeds, {number} of {seeds}")
             run = self.first.with_seed(number)
             self.seeds += [] if run is None else [run]
         if self.seeds:
             loss = self._compared().loss
             found = replace(found, loss=loss)
+        return self._told(found, names)
+
+    def _told(self, found: RunDiff, names: tuple[str, str]) -> DiffResult:
         ids = tuple(self.first.ids), tuple(self.second.ids)
         return DiffResult(found, names, *ids, tuple(self.notes))
+
+    def _unequal(self) -> str:
+        simulated, other = ("A", "B") if self.first.policy == "rehearsal" else ("B", "A")
+        return (
+            f"{simulated} ran on a simulated CUDA device, {other} under the CPU's own rules, and "
+            "what differs may be the rules. Run both the same way: --policy says how."
+        )
 
     def _runs(self) -> None:
         count = self.options.repeats
         self.say("A")
         self.first.more(1)
-        self.say("B")
-        self.second.more(1)
+        if not self.first.lacks_device:
+            self.say("B")
+            self.second.more(1)
+        if self.first.lacks_device or self.second.lacks_device:
+            self._rehearse()
         if self.first.compiles() or self.second.compiles():
             self.say("A and B with torch.compile on, which one of them uses")
             self.notes.append(
                 "One of the scripts uses torch.compile, so both were run with it on: gradients, "
                 "weights and losses are compared."
             )
-            for side in (self.first, self.second):
+            sides = (self.first, self.second)
+            eager = [(side.ids, side.values) for side in sides]
+            for side in sides:
                 side.compiled()
                 side.more(1)
+            if any(side.policy == "rehearsal" and side.found_no_device for side in sides):
+                self.notes[-1] = (
+                    "One of the scripts uses torch.compile, which has no simulated device to run "
+                    "on, so both were compared without it."
+                )
+                for side, runs in zip(sides, eager, strict=True):
+                    side.uncompiled(*runs)
         if self._compared().verdict == "unknown":  # repeats would not change that
             return
         if count > len(self.first.values) and self.first.is_live:
             self.say(f"A again, {count} times in all")
             self.first.more(count)
+
+    def _rehearse(self) -> None:
+        """Both sides the same way, whichever of them wants CUDA."""
+        asks = "A" if self.first.lacks_device else "B"
+        live = [n for n, side in (("A", self.first), ("B", self.second)) if side.is_live]
+        run = f"{' and '.join(live)} {'were' if len(live) > 1 else 'was'} run"
+        self.say(f"{' and '.join(live)} on a simulated CUDA device: {asks} asks for CUDA")
+        for side in (self.first, self.second):
+            side.rehearse()
+            side.more(1)
+        self.notes.append(
+            f"{asks} asks for CUDA, and this machine has none, so {run} on a simulated device "
+            f"({PROFILES[USUAL].name})."
+        )
 
     def _compared(self) -> RunDiff:
         return compared(

@@ -40,7 +40,6 @@ from ampscope.analysis.compiled_runs import (
     suspects,
 )
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.precision_use import precision_use
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import COMPILED, SCALE_1, Control
@@ -62,7 +61,6 @@ from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.records import AUTO, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
-from ampscope.script_ends import lacks_cuda, may_want_cuda
 from ampscope.store.writer import keep_conclusion
 
 MAX_FIX_RUNS = 4
@@ -111,7 +109,7 @@ class DiagnosisPlan:
         if self.runs.share_a_gpu() or names_a_port(self.runs.spec):
             self.say("baseline")
             self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
-            if not self.lacks_device():
+            if not self.done["as_is"].lacks_device:
                 self._judge_one_rank()
                 self.control("fp32")
             return
@@ -119,7 +117,7 @@ class DiagnosisPlan:
         first = self.runs.start("as_is")
         second = self.runs.start("fp32", parent=first)
         self._keep("as_is", self.runs.wait(first, show, self.say))
-        if self.lacks_device():
+        if self.done["as_is"].lacks_device:
             return
         self._keep("fp32", self.runs.wait(second, say=self.say))
         if self._is_disturbed("as_is", first):
@@ -127,12 +125,6 @@ class DiagnosisPlan:
         if self._is_disturbed("fp32", second):
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
         self._judge_one_rank()
-
-    def lacks_device(self) -> bool:
-        """Whether the policy is open and the baseline run wants a CUDA device that is not there."""
-        run = self.done["as_is"]
-        said = f"{run.output}\n{run.info.traceback}"
-        return self.runs.spec.policy == AUTO and wants_cuda(self.views["as_is"], said)
 
     def _is_disturbed(self, control: str, run_id: str) -> bool:
         """Whether one of two runs at a time may have failed because of the other: it lacked what
@@ -471,7 +463,7 @@ def run_diagnosis(
         held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
         try:
             plan = _begun(stack, spec, store, say, held or show, on)
-            if plan.lacks_device():
+            if plan.done["as_is"].lacks_device:
                 say(
                     f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
                     "CUDA, and this machine has none"
@@ -523,30 +515,6 @@ def _begun(
     plan = DiagnosisPlan(stack.enter_context(runs), say)
     plan.first_two(show)
     return plan
-
-
-# A trainer was asked for fp16 and takes bf16 instead, because it is on a CPU.
-_FP16_REFUSED = re.compile(r"(?:fp16|float16|16-mixed)\b.{0,60}not supported on (?:the )?CPU", re.I)
-
-
-def wants_cuda(run: RunView, said: str) -> bool:
-    """Whether the script could not run, ran without the autocast or GradScaler on CUDA that it
-    asked for, or computed nothing in half precision, for a CUDA device that is not there. What
-    runs in bf16 without the scaler that is meant for fp16 is another training. ``said``: what the
-    script printed, and its traceback."""
-    if lacks_cuda(run.outcome, said) or run.use("cuda_missing"):
-        return True
-    if may_want_cuda(run.outcome, said):
-        return True
-    if _FP16_REFUSED.search(said):
-        return True
-    if not any(run.use(name) for name in ("cuda_asked", "trainer_fp16")):
-        return False
-    # Both follow the device: a scaler is left out, and autocast takes bf16, fp16 on CUDA.
-    if run.use("cpu_default") or any(c.name == "scaler_new" and not c.enabled for c in run.calls):
-        return True
-    use = precision_use(run, None)
-    return not run.steps or (use is not None and use.no_half)
 
 
 def _hand_on(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, hear: Hear) -> None:

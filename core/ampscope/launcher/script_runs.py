@@ -22,6 +22,8 @@ from typing import BinaryIO
 
 import click
 
+from ampscope.analysis.precision_use import wants_cuda
+from ampscope.analysis.run_view import RunView
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.files import TemporaryFolder, throw_away
 from ampscope.frameworks.adapters import can_apply
@@ -39,7 +41,7 @@ from ampscope.launcher.children import (
 )
 from ampscope.observations import Observation
 from ampscope.privacy import forget, hide_secrets_of, is_masked, leave
-from ampscope.records import Cadence, RunInfo, RunSpec, State
+from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
@@ -58,6 +60,14 @@ class ScriptRun:
     info: RunInfo
     observations: tuple[Observation, ...]
     output: str  # the end of what the script printed
+
+    @property
+    def lacks_device(self) -> bool:
+        """Whether the policy is open and the script wants a CUDA device that is not there."""
+        info = self.info
+        view = RunView(info.spec.control, info.id, self.observations)
+        said = f"{self.output}\n{info.traceback}"
+        return info.spec.policy == AUTO and wants_cuda(view, said)
 
 
 # What makes an experiment tracker write files instead of talking to its server.

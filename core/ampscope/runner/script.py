@@ -266,9 +266,11 @@ class _Run:
     def _rehearsed_instead(self) -> None:
         """Where the policy is still open, end the process here and now: without the device that the
         script wants, it is another training, and is run again on one that is stood in for. No
-        exception, for the script may catch it. A process among others runs on: they wait for it."""
+        exception, for the script may catch it. A process among others runs on: they wait for it.
+        So does a control: the unchanged script decides."""
         among_others = self.ranks is None or self.ranks.started
-        if self.spec.policy != AUTO or not self.processes.is_own or among_others:
+        is_open = self.spec.policy == AUTO and self.spec.control == BASELINE
+        if not is_open or not self.processes.is_own or among_others:
             return
         self.stopped = "steps"
         for stream in (sys.stdout, sys.stderr):
