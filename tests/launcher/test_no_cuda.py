@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
+from ampscope.cli.main import main
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
@@ -112,6 +115,13 @@ def train(scaler, autocast, **region):
         scaler.scale(loss).backward(); scaler.step(o); scaler.update()
     print("trained to the end")
 """
+HOSTILE_TO_AN_END = """
+import atexit, os, sys, tempfile, threading
+folder = tempfile.TemporaryDirectory(prefix="kept", dir=os.path.dirname(__file__))
+os._exit = lambda code: print("caught")
+atexit.register(lambda: print("cleaned up"))
+threading.Thread(target=threading.Event().wait).start()
+"""
 # steps that are made, whether a rehearsal follows
 SCRIPTS = {
     "switched_off": (
@@ -119,6 +129,7 @@ SCRIPTS = {
         "except BaseException: print('caught')\nprint('went on')",
         0, True,
     ),
+    "cleans_up": (f"{HOSTILE_TO_AN_END}train(torch.amp.GradScaler('cuda'), 'cuda')", 0, True),
     "fp32_for_want_of_a_device": (
         "on = device == 'cuda'\n"
         "train(torch.amp.GradScaler('cuda', enabled=on), device, enabled=on)",
@@ -159,6 +170,33 @@ def test_a_run_ends_as_soon_as_a_rehearsal_is_certain(name: str, runs: dict[str,
     assert not {"caught", "went on", "trained to the end"} & set(said.splitlines())
     view = RunView("as_is", ran.run.info.id, ran.run.observations)
     assert wants_cuda(view, said) is rehearsed
+
+
+def test_what_a_script_registered_is_cleaned_up(
+    runs: dict[str, Ran], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Once, and without waiting for its threads."""
+    ran = runs["cleans_up"]
+    assert ran.out.decode().splitlines() == ["cleaned up"]
+    assert not list(tmp_path_factory.getbasetemp().glob("open*/kept*"))
+
+
+@pytest.mark.parametrize(("policy", "given"), [("auto", "native"), ("cuda", "cuda")])
+def test_a_single_run_is_never_ended_for_a_rehearsal(
+    policy: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def runs_of(made: RunSpec, store: Path) -> ScriptRuns:
+        asked.append(made.policy)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ampscope.cli.diagnose.ScriptRuns", runs_of)
+    script = write_script(tmp_path, "t.py", "")
+    CliRunner().invoke(
+        main, ["run", "--policy", policy, "--store", f"{tmp_path}/r.db", str(script)]
+    )
+    assert asked == [given]
 
 
 def test_a_control_runs_on(runs: dict[str, Ran]) -> None:

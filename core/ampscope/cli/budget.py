@@ -35,7 +35,7 @@ from ampscope.files import write_whole
 from ampscope.launcher.children import child_environment, started
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
-from ampscope.records import RunSpec
+from ampscope.records import AUTO, RunSpec
 from ampscope.report.document import visible
 from ampscope.store.reader import Reader
 
@@ -176,6 +176,7 @@ def _measured(limits: Budgets, spec: RunSpec, base: Path | None, store: Path) ->
         return found
     if limits.new_fp32_islands is not None:
         policy = report.runs["as_is"].spec.policy
+        policy = "native" if policy == AUTO else policy  # the rules that the head was judged under
         other = replace(spec, workload=str(base), policy=policy, group=os.urandom(4).hex())
         _say("Running: the base")
         with ScriptRuns(replace(other, control="as_is"), store, private=True) as runs:

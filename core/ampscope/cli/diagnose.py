@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -37,7 +38,7 @@ from ampscope.launcher.submitted_runs import ENGINES
 from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.preflight.source import LARGEST
-from ampscope.records import RunSpec, State
+from ampscope.records import AUTO, RunSpec, State
 from ampscope.report import fix_words
 from ampscope.report.contract import to_json, to_sarif
 from ampscope.report.document import visible
@@ -357,6 +358,8 @@ def run_script(
         parse(fix)
     else:
         say_unused_gpu()
+    if spec.policy == AUTO:  # nothing is run a second time here, so the first runs to its end
+        spec = replace(spec, policy="native")
     try:
         with ScriptRuns(spec, store) as runs:
             run_id = runs.start(fix, merged=False)

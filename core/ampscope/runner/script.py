@@ -10,6 +10,7 @@ queued run to the recorded outcome.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -55,7 +56,14 @@ from ampscope.runner.device import (
 from ampscope.runner.private_files import adopted
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
-from ampscope.runner.script_ending import Enough, end_python, hard_limit_s, limit_reached, raised
+from ampscope.runner.script_ending import (
+    Enough,
+    end_python,
+    end_python_within,
+    hard_limit_s,
+    limit_reached,
+    raised,
+)
 from ampscope.runner.script_main import Stage, stage, without_compiling
 from ampscope.runner.script_ranks import (
     Processes,
@@ -71,6 +79,7 @@ from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings
 
+CLEANED_UP_S = 3.0  # for what a script registered with ``atexit``, where it is run again
 UNLIMITED = (
     "The memory limit was not applied: on a machine with GPUs it bounds their memory, and this "
     "script stayed on the CPU."
@@ -166,6 +175,7 @@ class _Run:
         self.stage = Stage()
         self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
         self.stopped = ""  # why it was stopped, once it was
+        self._leave: Callable[[], None] = functools.partial(os._exit, 0)
 
     def run(self) -> ScriptResult:
         with self._everything():
@@ -236,6 +246,7 @@ class _Run:
                     )
             original(code)
 
+        self._leave = functools.partial(exit_now, os._exit, 0)  # whatever the script puts there
         with Patches() as patches:
             patches.wrap(os, "_exit", exit_now)
             yield
@@ -270,13 +281,13 @@ class _Run:
         So does a control: the unchanged script decides."""
         among_others = self.ranks is None or self.ranks.started
         is_open = self.spec.policy == AUTO and self.spec.control == BASELINE
-        if not is_open or not self.processes.is_own or among_others:
+        if self.stopped or not is_open or not self.processes.is_own or among_others:
             return
         self.stopped = "steps"
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(0)
+        self.recorder.switch_off()
+        # Temporary folders and the like are cleaned up. Threads may wait for what never comes.
+        end_python_within(CLEANED_UP_S, self._leave, joins_threads=False)
+        self._leave()
 
     def _left(self, leaving: SystemExit) -> ScriptResult:
         """The script called ``sys.exit``, perhaps while it handled an error."""

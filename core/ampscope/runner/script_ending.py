@@ -52,11 +52,12 @@ def hard_limit_s(spec: RunSpec) -> float:
 # What Python does between a script's last line and its end.
 
 
-def end_python() -> None:
+def end_python(*, joins_threads: bool = True) -> None:
     """Wait for threads, call what was registered with ``atexit``, write what is left of the
     output."""
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]  # there is no public name for it
+    if joins_threads:
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]  # there is no public name for it
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -64,13 +65,15 @@ def end_python() -> None:
             stream.flush()
 
 
-def end_python_within(limit_s: float, too_long: Callable[[], None]) -> None:
+def end_python_within(
+    limit_s: float, too_long: Callable[[], None], *, joins_threads: bool = True
+) -> None:
     """End Python as :func:`end_python` does. ``too_long`` is called in another thread after
     ``limit_s`` seconds and ends the process."""
     waiting = threading.Timer(limit_s, too_long)
     waiting.daemon = True
     waiting.start()
-    end_python()
+    end_python(joins_threads=joins_threads)
     waiting.cancel()
 
 
