@@ -122,6 +122,7 @@ def test_answers_keep_the_schemas_that_the_tools_publish(
         return 1, to_json(result), ""
 
     monkeypatch.setattr(agent_server, "run_child", child)
+    monkeypatch.setattr(agent_server, "unused_gpu", lambda found: "torch cannot use the GPU.")
     asked = {
         "preflight": {"paths": ["."], "show_diff": True},
         "diagnose": {"script": "sub/clips.py", "args": ["--store", "x y"], "steps": 3},
@@ -138,6 +139,8 @@ def test_answers_keep_the_schemas_that_the_tools_publish(
         jsonschema.Draft202012Validator.check_schema(schema)
         jsonschema.validate(answer, schema)
         jsonschema.validate(arguments, tools[name].input_schema)
+        if name == "diagnose":
+            assert answer["notes"][0] == "torch cannot use the GPU."
     (command,) = commands
     script = str((place / "scripts" / "sub" / "clips.py").resolve())
     assert command[-3:] == [script, "--store", "x y"]  # the script's own, whatever they look like

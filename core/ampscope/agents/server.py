@@ -45,6 +45,7 @@ from ampscope.cli.tables import run_as_json
 from ampscope.cli.zoo import explained, explained_code
 from ampscope.control import BASELINE, INTERVENTIONS, Control
 from ampscope.errors import AmpscopeError, BadInput
+from ampscope.hardware.describe import describe_machine, unused_gpu
 from ampscope.launcher.children import started
 from ampscope.launcher.script_runs import folder_of, is_module, repeatable
 from ampscope.policy.device_profiles import PROFILES, USUAL
@@ -175,6 +176,8 @@ def _add_running(server: AgentServer, store: Path, folders: Folders) -> None:
             raise BadInput(last or "The diagnosis ended without a result.") from None
         if not told["runs"]:
             raise BadInput(told["reason"])
+        if unused := await _in_thread(lambda: unused_gpu(describe_machine())):
+            told["notes"].insert(0, unused)
         return answers.verdict(told)
 
     @server.tool(title="Run a script under a fix", annotations=RUNS, structured_output=True)
