@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.observations import BadOp, OptimizerStep, ParameterGradient, Scan
+from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradient, Scan
 from ampscope.records import Machine
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
@@ -203,10 +203,24 @@ def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     head = run(path, "as_is", calls)
     healthy_run(path, "fp32")
-    with Reader(path) as reader:
-        report = load_diagnosis(reader, head)
+    report = judged(path, head)
     assert report.diagnosis.verdict == "no_fault"
     assert "trains in fp16 without a GradScaler" in " ".join(report.notes)
+
+
+def test_a_frozen_part_in_fp16_does_not_train_in_it(tmp_path: Path) -> None:
+    made = [one_step(i, x, scaler="", scale=1.0) for i, x in enumerate(FALLING)]
+    facts = {"flop_dtypes": ("fp32", "fp16"), "flop_counts": (9, 9), "traced_ops": 9}
+    calls = [o for o in seen(made, **facts) if getattr(o, "name", "") not in ("scale",)]
+    reference = LineUse("dpo.py:9", "addmm", ("fp16",), "fp16", calls=2)
+    policy = LineUse("dpo.py:8", "mm", ("fp32",), "fp32", backward=True, calls=2)
+    for name, backward, is_said in (("frozen", False, False), ("trained", True, True)):
+        path = tmp_path / f"{name}.db"
+        own = (policy, replace(reference, backward=backward))
+        head = run(path, "as_is", [*calls[:-1], *own, calls[-1]])
+        healthy_run(path, "fp32")
+        said = " ".join(judged(path, head).notes)
+        assert ("trains in fp16 without a GradScaler" in said) is is_said
 
 
 def judged(store: Path, head: str) -> DiagnosisResult:

@@ -336,6 +336,14 @@ def test_a_critics_loss_is_no_growth_of_the_actors() -> None:
     assert status("not_amp_divergence", alone) is Status.FOUND
 
 
+def test_an_fp32_control_that_raised_alone_has_not_failed() -> None:
+    raised = {"ended": "exception", "error_type": "AssertionError", "error_line": "train.py:9"}
+    made = fp32_run(steps(**WITHOUT_SCALER)[:3], **raised)
+    assert not evidence(run(steps()), made).fp32_fails
+    assert evidence(run(steps()[:3], **raised), made).fp32_fails
+    assert evidence(run(steps()), fp32_run(steps((NAN,) * STEPS, **DEAD), **raised)).fp32_fails
+
+
 def test_bf16_that_breaks_alone_says_nothing_of_fp32() -> None:
     assert status("not_amp_divergence", evidence(run(NAN_STEPS), bf16=run(NAN_STEPS))) is (
         Status.PASSED
@@ -409,6 +417,26 @@ def test_where_fp32_diverges_is_said_as_far_as_it_is_known(
     assert (finding.cause, finding.verdict.module) == ("not_amp_divergence", module)
     assert words in finding.verdict.reason
     assert "grown 10-fold at step 1 for the first time" in finding.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ((0.0, 250.0, 500.0, 400.0, 0.0), "the learning rate is up to 500."),
+        ((0.5,) * 5, "the learning rate is 0.5."),
+        ((math.nan,) * 5, "the learning rate is not known."),
+    ],
+)
+def test_of_a_schedule_the_highest_learning_rate_up_to_the_failure_is_said(
+    rates: tuple[float, ...], said: str
+) -> None:
+    usual = diverging()
+    assert usual.fp32 is not None
+    made = usual.fp32.steps
+    scheduled = [replace(a, lr=lr) for a, lr in zip(made, (*rates, *[9e9] * STEPS), strict=False)]
+    broken = [replace(a, loss=NAN) if a.step == 4 else a for a in scheduled]
+    (finding,) = diagnose(evidence(usual.baseline, fp32_run(broken))).findings
+    assert said in finding.verdict.reason
 
 
 def test_a_divergence_that_stays_finite_has_the_step_at_which_it_left_its_range() -> None:

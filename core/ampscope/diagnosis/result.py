@@ -235,9 +235,12 @@ def _of_control(view: RunView, baseline: RunView) -> tuple[str, ...]:
 
 
 def _without_scaler(run: RunView) -> str:
-    """fp16 gradients without any loss scale are worth a note even where they did no harm so far."""
+    """fp16 gradients without any loss scale are worth a note even where they did no harm so far. A
+    part that is only evaluated, such as a reference model, has none."""
     outcome = run.outcome
-    in_fp16 = "fp16" in outcome.flop_dtypes and bool(run.steps)
+    used = {d for use in run.line_uses if use.backward for d in (*use.takes, use.makes)}
+    in_fp16 = any("fp16" in a.grad_dtypes for a in run.steps)
+    in_fp16 |= bool(run.steps) and "fp16" in (used or outcome.flop_dtypes)
     by_hand = static_scale(run) is not None or hand_scale_facts(run) is not None
     if not in_fp16 or run.has_scaler or by_hand or outcome.framework != "torch":
         return ""

@@ -79,15 +79,15 @@ def check(evidence: Evidence) -> Verdict:
     own = min(evidence.baseline.bad_loss_steps, default=None)
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
-    lr = fp32.steps[0].lr if fp32.steps else 0.0
     began = first_grown(fp32, GROWTH)
+    rate = _rate(fp32, bad if bad is not None else began)
     module, where = _where(fp32)
     factor = undivided_by_hand(evidence.baseline)
     return Verdict(
         Status.FOUND,
         "AMP is innocent: the fp32 control diverges too"
         + (f", at step {bad}" if bad is not None else "")
-        + f". Its loss or gradients grew by a factor of {grown:.3g}; the learning rate is {lr:g}."
+        + f". Its loss or gradients grew by a factor of {grown:.3g}; {rate}."
         + ("" if rise is None else f" The loss ends at {rise:.3g} times its start.")
         + (
             ""
@@ -117,6 +117,17 @@ def check(evidence: Evidence) -> Verdict:
             ),
         ),
     )
+
+
+def _rate(run: RunView, until: int | None) -> str:
+    """The learning rate of the steps up to ``until``; of a schedule, which may begin or end at 0,
+    the highest."""
+    seen = [a.lr for a in run.steps if until is None or a.step <= until]
+    rates = [lr for lr in seen if math.isfinite(lr)]
+    if not rates:
+        return "the learning rate is not known"
+    rises = "up to " if min(rates) < max(rates) else ""
+    return f"the learning rate is {rises}{max(rates):g}"
 
 
 def _recovers(evidence: Evidence, fp32: RunView) -> bool:
