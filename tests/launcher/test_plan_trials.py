@@ -770,3 +770,12 @@ def test_a_rate_that_fails_in_half_is_not_run_in_fp32(monkeypatch: pytest.Monkey
     assert report.diagnosis.findings[0].cause == "not_amp_divergence"
     assert [t.control for t in report.trials if t.cured is not False] == ["lr:0.01"]
     assert runs.made == ["as_is", "fp32", "lr:0.1", "lr:0.01", "fp32;lr:0.01"]
+
+
+def test_bf16_is_not_run_where_it_can_cure_no_other_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Diverging(3)
+    report = _made(runs, monkeypatch)
+    assert [f.cause for f in report.diagnosis.findings] == ["not_amp_divergence"]
+    assert runs.made == ["as_is", "fp32", "lr:0.1", "lr:0.01", "lr:0.001"]

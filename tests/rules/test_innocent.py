@@ -439,6 +439,32 @@ def test_of_a_schedule_the_highest_learning_rate_up_to_the_failure_is_said(
     assert said in finding.verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("share", "controls"),
+    [
+        (0.5, ("lr:0.1", "lr:0.01", "lr:0.001")),
+        (30.0, ("lr:0.1", "lr:0.01", "lr:0.001")),
+        # At the highest rate, ten times the first one, the first step would take off 3,000 losses.
+        (300.0, ("lr:0.001", "lr:0.0001", "lr:1e-05")),
+    ],
+)
+def test_learning_rates_that_would_overshoot_as_well_are_not_run(
+    share: float, controls: tuple[str, ...]
+) -> None:
+    usual = diverging()
+    assert usual.fp32 is not None
+    rates = (0.0, 0.1, 1.0 if share > 100 else 0.1)
+    loss = usual.fp32.steps[1].loss or 0.0
+    warmed = [
+        replace(a, lr=rates[min(a.step, 2)], expected_change=-share * loss if a.step == 1 else None)
+        for a in usual.fp32.steps
+    ]
+    warmed = [replace(a, expected_change=0.0) if a.step == 0 else a for a in warmed]
+    (finding,) = diagnose(evidence(usual.baseline, fp32_run(warmed))).findings
+    assert finding.verdict.fix.controls == controls
+    assert f'group["lr"] *= {controls[0].partition(":")[2]}' in finding.verdict.fix.patch
+
+
 def test_a_divergence_that_stays_finite_has_the_step_at_which_it_left_its_range() -> None:
     losses = (1.0, 1.1, 3.0, 12.0, *(4000.0,) * 26)
     long = {"expected_change": -1e5, **WITHOUT_SCALER}

@@ -129,6 +129,22 @@ def _steps_raised_it(run: RunView, start: float, rise: float) -> bool:
     return statistics.median(shares) > OVERSHOOT if shares else rise > FAR
 
 
+def lower_rates(run: RunView, until: int | None, count: int = 3) -> list[float]:
+    """Powers of ten to try as factors of the learning rate, the largest first. The first step from
+    the initial weights goes for a share of the loss in proportion to its rate: factors under which
+    that still were an overshoot at the highest rate up to step ``until`` are left out."""
+    longest = 0.0
+    for name in {a.optimizer for a in run.steps}:
+        own = [a for a in run.steps if a.optimizer == name and (until is None or a.step <= until)]
+        first = next((a for a in own if not a.skipped and _share(a)), None)
+        if first is not None:
+            rises = max((a.lr for a in own if a.lr < math.inf), default=0.0) / (first.lr or 1.0)
+            longest = max(longest, (_share(first) or 0.0) * (rises if rises > 1 else 1.0))
+    needed = math.log10(longest / OVERSHOOT) if 0 < longest < math.inf else 0.0
+    least = max(1, math.ceil(needed))
+    return [10.0**-n for n in range(least, least + count)]
+
+
 def _lasting(losses: Sequence[float], place: int) -> float:
     """The loss there, as far as the next ones keep it."""
     return min(losses[place], statistics.median(losses[place : place + LASTING]))

@@ -265,7 +265,9 @@ class DiagnosisPlan:
             return diagnosis
         is_of_compilers = not diagnosis.symptoms and layer(self.views) is not None
         others_are_open = any(is_open(first, f, self.evidence) for f in diagnosis.findings[1:])
-        if not is_of_compilers and (others_are_open or not any(t.cured for t in self.trials)):
+        has_others = len(diagnosis.findings) > 1
+        none_cures = has_others and not any(t.cured for t in self.trials)
+        if not is_of_compilers and (others_are_open or none_cures):
             self.control("bf16")  # it may cure another finding
         in_vain = all(t.cured is False for t in self.trials)
         is_quick = self.views["as_is"].outcome.elapsed_s <= MAX_NEIGHBOUR_S

@@ -25,7 +25,7 @@ from __future__ import annotations
 import ast
 import math
 
-from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth
+from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth, lower_rates
 from ampscope.analysis.evidence import (
     VARIANCES,
     Evidence,
@@ -80,7 +80,8 @@ def check(evidence: Evidence) -> Verdict:
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
     began = first_grown(fp32, GROWTH)
-    rate = _rate(fp32, bad if bad is not None else began)
+    until = bad if bad is not None else began
+    rate, lower = _rate(fp32, until), lower_rates(fp32, until)
     module, where = _where(fp32)
     factor = undivided_by_hand(evidence.baseline)
     return Verdict(
@@ -108,12 +109,12 @@ def check(evidence: Evidence) -> Verdict:
             if factor is None
             else f"Divide the gradients by {factor:,.6g} before the step; or lower the learning "
             "rate by as much.",
-            PATCH if factor is None else DIVISION_PATCH.format(factor=f"{factor:.12g}"),
+            PATCH.format(times=f"{lower[0]:g}")
+            if factor is None
+            else DIVISION_PATCH.format(factor=f"{factor:.12g}"),
             (
                 *(() if factor is None else (Control.of(lr=1 / factor),)),
-                "lr:0.1",
-                "lr:0.01",
-                "lr:0.001",
+                *(Control.of(lr=times) for times in lower),
             ),
         ),
     )
@@ -177,6 +178,7 @@ def no_precision_trains(evidence: Evidence) -> Verdict:
     op = root.op if root is not None else None
     if op is not None and op.phase == "forward" and is_singular(op):
         return _formula(op)
+    lower = lower_rates(fp32, bad)
     where = "" if op is None else f" There {op.op} gives the first non-finite value ({place(op)})."
     return Verdict(
         Status.FOUND,
@@ -197,8 +199,8 @@ def no_precision_trains(evidence: Evidence) -> Verdict:
             if bad
             else "Bound what grows within the first step: smaller initial weights, a normalisation "
             "or a gate.",
-            PATCH,
-            ("lr:0.1", "lr:0.01", "lr:0.001"),
+            PATCH.format(times=f"{lower[0]:g}"),
+            tuple(Control.of(lr=times) for times in lower),
         ),
     )
 
@@ -271,7 +273,7 @@ DIVISION_PATCH = """for parameter in model.parameters():  # after backward, befo
     if parameter.grad is not None:
         parameter.grad.div_({factor})
 """
-PATCH = 'for group in optimizer.param_groups:\n    group["lr"] /= 10\n'
+PATCH = 'for group in optimizer.param_groups:\n    group["lr"] *= {times}\n'
 
 
 RULE = Rule(
