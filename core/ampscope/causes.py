@@ -96,6 +96,7 @@ FIX_KINDS: dict[str, str] = {
     "move_unscale": "Call scaler.unscale_(optimizer) before gradients are clipped or read.",
     "raise_eps": "Use a larger epsilon.",
     "rewrite_op": "Rewrite the expression.",
+    "drop_cast": "Leave out the cast to half precision.",
     "fp32_params": "Keep the parameters in fp32 and let autocast choose the compute precision.",
     "fp32_optimizer_state": "Keep the optimizer's state in fp32.",
     "fix_data": "Repair or drop the bad samples.",

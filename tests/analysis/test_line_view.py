@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampscope.analysis.line_view import ModuleLine, files, module_line, place
+import pytest
+
+from ampscope.analysis.line_view import (
+    HandCast,
+    ModuleLine,
+    files,
+    hand_casts,
+    module_line,
+    place,
+    without_casts,
+)
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, LineUse, Observation, Outcome, SourceText
 from tests.helpers.evidence_making import bad_op, but, steps
@@ -69,6 +79,36 @@ def test_an_error_stands_at_its_line() -> None:
 def test_files_without_text_are_left_out() -> None:
     assert files(view(SourceText("a.py", ()), use(2, "mm", "fp16", "fp16"))) == []
     assert files(view(use(2, "mm", "fp16", "fp16"))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        ("y = net(x.half()).float()", "y = net(x).float()"),
+        ("x = x.to(torch.float16)", "x = x"),
+        ("x = x.to(dtype=torch.bfloat16)", "x = x"),
+        ('x = x.to("cuda", torch.float16)', 'x = x.to("cuda")'),
+        ("x = x.to(device, dtype=torch.half, non_blocking=True)",
+         "x = x.to(device, non_blocking=True)"),
+        ("x = x.type(torch.float16)", "x = x"),
+        ('x = x.type("torch.cuda.HalfTensor")', "x = x"),
+        ("w = w.bfloat16() + 1", "w = w + 1"),
+        ("x = x.to(y.dtype).to(torch.float32)", "x = x.to(y.dtype).to(torch.float32)"),
+    ],
+)  # fmt: skip
+def test_a_line_without_the_casts_that_it_spells_out(code: str, without: str) -> None:
+    assert without_casts(code) == without
+
+
+def test_casts_by_hand_are_written_and_were_seen() -> None:
+    text = SourceText(
+        "train.py", ("y = x.half()", "w = w.to(x.dtype)", "z = z.half()", "x.float()")
+    )
+    casts = [use(n, "_to_copy", "fp32", "fp16") for n in (1, 2)]  # the third line did not run
+    others = [use(4, "_to_copy", "fp16", "fp32"), use(1, "mm", "fp16", "fp16")]
+    assert hand_casts(view(text, *casts, *others)) == [HandCast("train.py:1", "fp16", "y = x")]
+    under_autocast = Outcome("returned", uses_autocast="fp16")
+    assert hand_casts(RunView("as_is", "r", [text, *casts, under_autocast])) == []
 
 
 def test_places() -> None:

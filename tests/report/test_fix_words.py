@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.symptoms import Symptom
-from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.diagnosis.result import DiagnosisResult, Trial
+from ampscope.observations import LineUse, SourceText
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.report import fix_words
 from ampscope.report.verdict_words import in_fp32, no_fault, when_undetermined
 from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
 from ampscope.runner import script_ending
 from ampscope.source_lines import SourceLines
-from tests.helpers.evidence_making import bad_op
+from tests.helpers.evidence_making import bad_op, evidence, run
+from tests.helpers.evidence_of_runs import loss_too_large
 
 
 class Block(nn.Module):
@@ -140,6 +142,33 @@ def test_the_patch_for_bf16_is_of_the_cast_where_the_line_casts_by_hand() -> Non
     patch = fix_words.patch(Finding("loss_magnitude_overflow", verdict, ()), cured)
     assert "y = linear(x.bfloat16(), w.to(torch.bfloat16))" in patch
     assert "autocast" not in patch
+
+
+def test_where_casts_are_the_scripts_own_the_line_without_them_is_run_and_printed() -> None:
+    code = "y = net(x.half()).float()"
+    seen = (
+        SourceText("train.py", (code,)),
+        LineUse("train.py:1", "_to_copy", ("fp32",), "fp16", calls=2),
+    )
+    usual = loss_too_large()
+    for autocast, told in (("", "net(x).float()  # in place of train.py:1"), ("fp16", "autocast(")):
+        made, ops = usual.baseline.steps, usual.baseline.bad_ops
+        own = run(made, *ops, *seen, uses_autocast=autocast)
+        (finding,) = diagnose(evidence(own, usual.fp32)).findings
+        assert finding.cause == "loss_magnitude_overflow"
+        (control,) = finding.verdict.fix.controls
+        assert control == ("bf16" if autocast else "fp32_lines:train.py:1")
+        cured = Trial(control, "use_bf16" if autocast else "drop_cast", True, None)
+        assert told in fix_words.patch(finding, cured)
+        assert ("bf16" in finding.verdict.fix.text) is bool(autocast)
+
+
+def test_a_line_in_fp32_is_printed_without_its_own_casts() -> None:
+    code = "y = linear(x.half(), w.to(torch.float16))"
+    verdict = Verdict(Status.FOUND, "why", line="train.py:6", code=code, fix=Fix("fp32_module", ""))
+    lines = Trial("fp32_lines:train.py:6", "rewrite_op", True, None)
+    patch = fix_words.patch(Finding("activation_overflow", verdict, ()), lines)
+    assert "    y = linear(as_fp32(x), as_fp32(w))" in patch
 
 
 def test_one_error_of_several_fixes_is_said_once() -> None:

@@ -306,6 +306,14 @@ def test_modules_and_lines_in_fp32_are_so_on_any_device(elsewhere: OnFakeDevice)
     assert line.dtype is torch.float32
 
 
+def test_a_line_in_fp32_leaves_its_own_casts_out() -> None:
+    x = torch.ones(2, 2)
+    with applied(f"fp32_lines:{Path(__file__).name}:{_line() + 1}", str(Path(__file__).parent)):
+        made = x.half(), x.to(torch.bfloat16), x.type("torch.HalfTensor"), nn.Linear(2, 2).half()
+    assert {made[0].dtype, made[1].dtype, made[2].dtype, made[3].weight.dtype} == {torch.float32}
+    assert x.half().dtype is torch.float16
+
+
 def _line() -> int:
     """Number of the caller's line."""
     return sys._getframe(1).f_lineno

@@ -70,8 +70,8 @@ class Evidence:
 
     @cached_property
     def fp32_fails(self) -> bool:
-        """The fp32 control has non-finite numbers, raises or diverges: AMP may be innocent. An error
-        that the baseline run does not meet is the control's own, and acquits no precision."""
+        """The fp32 control has non-finite numbers, raises or diverges: AMP may be innocent. An
+        error that the baseline run does not meet is the control's own: it acquits no precision."""
         raised_alone = {Symptom.EXCEPTION} - self.symptoms
         return bool(self.fp32_symptoms - raised_alone)
 

@@ -10,8 +10,17 @@ import dataclasses
 from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.line_view import hand_casts
+from ampscope.control import Control
 from ampscope.rules.catalog import all_rules, in_words_of
-from ampscope.rules.verdict import Rule, Status, Verdict, not_applicable, replaced_words
+from ampscope.rules.verdict import (
+    Fix,
+    Rule,
+    Status,
+    Verdict,
+    not_applicable,
+    replaced_words,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     found = [(rule, verdict) for rule, verdict in answers if verdict.status is Status.FOUND]
     found.sort(key=lambda pair: pair[0].order)
     findings = _with_replaced(_nested(found), evidence)
+    findings = tuple(_without_casts(finding, evidence) for finding in findings)
     symptoms = tuple(sorted(evidence.symptoms))
     word = "fault" if findings else "inconclusive" if symptoms else "no_fault"
     latent = tuple(Finding(r.id, v) for r, v in answers if v.status is Status.LATENT)
@@ -59,6 +69,42 @@ def _with_replaced(findings: tuple[Finding, ...], evidence: Evidence) -> tuple[F
     verdict = findings[0].verdict
     verdict = dataclasses.replace(verdict, reason=f"{verdict.reason} {said}")
     return (dataclasses.replace(findings[0], verdict=verdict), *findings[1:])
+
+
+MOST_CASTS = 8  # lines that are changed together
+
+
+def casts_left_out(evidence: Evidence) -> Fix | None:
+    """In place of a run in bf16: the script without its own casts to half precision. No autocast
+    owns them, so there is nothing to switch to bf16. None where there are no such casts."""
+    casts = hand_casts(evidence.baseline)
+    if not 0 < len(casts) <= MOST_CASTS:
+        return None
+    at = ", ".join(cast.line for cast in casts)
+    dtypes = " and ".join(dict.fromkeys(cast.dtype for cast in casts))
+    return Fix(
+        "drop_cast",
+        f"Leave out the cast to {dtypes} at {at}: no autocast made it.",
+        "".join(f"{cast.without}  # in place of {cast.line}\n" for cast in casts),
+        (Control.of(fp32_lines=tuple(cast.line for cast in casts)),),
+    )
+
+
+def _without_casts(finding: Finding, evidence: Evidence) -> Finding:
+    """The finding, with :func:`casts_left_out` where its rule proposes bf16."""
+    fix = finding.verdict.fix
+    instead = casts_left_out(evidence) if "bf16" in fix.controls else None
+    if instead is None:
+        return finding
+    if fix.controls == ("bf16",):
+        text = f"{instead.text[:1].lower()}{instead.text[1:]}"
+        text = instead.text if fix.kind == "use_bf16" else f"{fix.text} Or {text}"
+        fix = dataclasses.replace(instead, text=text)
+    else:
+        (lifted,) = instead.controls
+        controls = tuple(lifted if control == "bf16" else control for control in fix.controls)
+        fix = dataclasses.replace(fix, controls=controls)
+    return dataclasses.replace(finding, verdict=dataclasses.replace(finding.verdict, fix=fix))
 
 
 def _at_last(rule: Rule, verdict: Verdict, evidence: Evidence) -> Verdict:

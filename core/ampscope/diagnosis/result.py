@@ -339,7 +339,7 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
 # Causes for which the smallest set of modules in fp32 is looked for, and bf16 tried after that.
 SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
             "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
-USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.")
+USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from ampscope.diagnosis.cure import (
     trains,
     wants_compiled,
 )
-from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
@@ -293,11 +293,15 @@ class DiagnosisPlan:
         return cured is not False
 
     def _try_bf16(self, finding: Finding) -> bool:
-        """Run it in bf16, once, where the GPU has bf16."""
-        if self.evidence.emulates_bf16 or any(t.control == "bf16" for t in self.trials):
+        """Run it in bf16, once, where the GPU has bf16; where the script casts by hand, without
+        those casts."""
+        fix = casts_left_out(self.evidence) or result.USE_BF16
+        (control,) = fix.controls
+        lacks = control == "bf16" and self.evidence.emulates_bf16
+        if lacks or any(t.control == control for t in self.trials):
             return False
         with self._fix():
-            return self._run_trial(finding, "bf16", result.USE_BF16)
+            return self._run_trial(finding, control, fix)
 
     def _was_stopped(self, control: str) -> bool:
         """Whether a user stopped the run, from the dashboard for example."""

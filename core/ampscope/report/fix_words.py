@@ -6,6 +6,7 @@ import ast
 import re
 from dataclasses import dataclass, replace
 
+from ampscope.analysis.line_view import without_casts
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES, FIX_KINDS
 from ampscope.control import COMPILED, Control
@@ -87,6 +88,8 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
     tried = Control(cured.control if cured is not None else "").first
     word, places = tried.name, tried.values
     names = ", ".join(places)
+    if fix.kind == "drop_cast":
+        return fix.text
     if word == "fp32_lines" and fix.kind == "rewrite_op" and fix.text:
         return f"{fix.text} It was run with {names} in fp32."
     if word == "fp32_lines":
@@ -117,7 +120,7 @@ def patch(finding: Finding, cured: Trial | None) -> str:
         places != (finding.verdict.module,) or fix.kind != "fp32_module"
     ):
         return island_patch(*places)
-    if word == "fp32_lines":
+    if word == "fp32_lines" and fix.kind != "drop_cast":
         return _line_patch(finding, places)
     if word == "bf16" and fix.kind != "use_bf16":
         return _in_bf16(finding.verdict)
@@ -364,7 +367,7 @@ def _widened(code: str) -> str:
     """A line of a script with the values that it reads in ``as_fp32()``, below ``autocast_off()``;
     "" where the line is no whole statement, changes a tensor in place, or reads none."""
     try:
-        (statement,) = ast.parse(code).body
+        (statement,) = ast.parse(without_casts(code)).body
     except (SyntaxError, ValueError, RecursionError):
         return ""
     if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return) or not statement.value:

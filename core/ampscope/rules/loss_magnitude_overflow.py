@@ -17,6 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.line_view import hand_casts
 from ampscope.analysis.skips import fails_forward, part_of_the_loss, scale_facts, static_scale
 from ampscope.rules.roots import is_overflow
 from ampscope.rules.verdict import (
@@ -70,7 +71,7 @@ def check(evidence: Evidence) -> Verdict:
     made_at = next((c.made_at for c in run.calls if c.name == "backward" and c.made_at), "")
     if op is not None and made_at not in ("", op.line):
         op = None  # the gradient overflows elsewhere
-    or_bf16 = "" if evidence.emulates_bf16 else ", or use bf16"
+    or_bf16 = "" if evidence.emulates_bf16 or hand_casts(run) else ", or use bf16"
     return Verdict(
         Status.FOUND,
         f"The loss is about {loss:,.6g} and {words}.",

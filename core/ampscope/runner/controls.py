@@ -58,6 +58,7 @@ _TF32_SETTERS = (
 # Their dtype argument says how bits are read, not what is wanted: only the result can be changed.
 _REINTERPRETS = frozenset({torch.Tensor.view, torch.asarray})
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class _Replace(TorchFunctionMode):
@@ -82,15 +83,19 @@ class _Replace(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a torch function with the dtypes that are asked for replaced."""
         if self._as_written:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         target = self._methods.get(func)
         if target is not None:
             return args[0].to(target)
         if func not in _REINTERPRETS:
             args = tuple(self.swapped(a) for a in args)
-            kwargs = {k: self.swapped(v) for k, v in kwargs.items()} if kwargs else {}
-        return self.converted(func(*args, **(kwargs or {})))
+            kwargs = {k: self.swapped(v) for k, v in kwargs.items()}
+        return self.converted(func(*args, **kwargs))
 
     def swapped(self, value: Any) -> Any:
         """``value``, or the dtype (or name of a tensor type) to take in its place."""
@@ -162,8 +167,7 @@ def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
 @contextlib.contextmanager
 def everything_fp32() -> Iterator[None]:
     """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
-    replace = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(replace):
+    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(_WIDER):
         yield
 
 
@@ -384,6 +388,7 @@ class _Fp32Lines(TorchFunctionMode):
         self.lines = lines
         self.missing = set(lines)
         self.source = SourceLines(own_folder)
+        self.casts = _Replace(_WIDER)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -394,7 +399,7 @@ class _Fp32Lines(TorchFunctionMode):
             return func(*args, **kwargs)
         self.missing.discard(line)
         with _autocast_off():
-            return func(*_widen(args), **_widen(kwargs))
+            return self.casts.call(func, _widen(args), _widen(kwargs))
 
 
 class _LargerEps(TorchFunctionMode):
