@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import Call
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     BACKWARD,
     DIRECT_STEP,
     FALLING,
+    FLAT,
     FP32_LOOP,
+    OVERFLOWED,
     PLAIN_BACKWARD,
     SCALE,
     SCALED_LOOP,
@@ -24,9 +27,12 @@ from tests.helpers.evidence_making import (
     ZERO,
     answers,
     but,
+    causes,
     evidence,
+    fp32_run,
     log,
     run,
+    search,
     status,
     steps,
 )
@@ -169,6 +175,26 @@ def test_a_clip_of_gradients_that_were_divided_by_hand_is_right(norm: float, say
 def test_an_optimizer_without_scaler_beside_one_with_it_bypasses_nothing() -> None:
     second = (ZERO_1, PLAIN_BACKWARD, DIRECT_1)
     assert seen("scaler_bypassed", *SCALED_LOOP, *second) is Status.PASSED
+
+
+def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones() -> None:
+    """zero_grad is called where a step was taken: always in fp32, and never once one is skipped."""
+    made = steps(FLAT, **OVERFLOWED)
+    fp32 = fp32_run(None)  # its loop calls zero_grad
+    cause = "accumulation_scale_mismatch"
+    found = answers(evidence(run(made, calls=log(SCALED_LOOP[1:])), fp32))[cause]
+    assert (found.status, found.line) == (Status.FOUND, "train.py:3")
+    assert "zero_grad at line train.py:1" in found.reason
+    falling = evidence(run(search(made, 65536.0, STEPS), calls=log(SCALED_LOOP[1:])), fp32)
+    assert causes(diagnose(falling)) == [cause]
+    sound = (
+        evidence(run(made, calls=log(SCALED_LOOP)), fp32),  # cleared, and skipped all the same
+        evidence(run(made, calls=log(SCALED_LOOP[1:])), None),  # no run clears them by zero_grad
+        # Taken without a zero_grad: they are cleared otherwise.
+        evidence(run(but(made, (9,), skipped=False, grad_nonfinite=0),
+                     calls=log(SCALED_LOOP[1:])), fp32),
+    )  # fmt: skip
+    assert {status(cause, one) for one in sound} == {Status.PASSED}
 
 
 def test_accumulation_may_unscale_and_update_at_its_end() -> None:

@@ -2,16 +2,18 @@
 
 What it detects
     Between two zero_grad calls: a backward pass, then unscale_ or update, then another backward
-    pass, then the step.
+    pass, then the step. Or gradients of a skipped step that were not cleared, to which every later
+    backward pass adds, so that each later step is skipped as well.
 
 Why it matters
     Scaled and unscaled gradients are added up; the sum means nothing, and no error says so.
+    Infinity stays infinite whatever is added to it: the scale falls, and nothing is learned.
 
 Blind spots
     Gradients that are cleared by setting them to None by hand.
 
 Remedy
-    unscale_, step and update only at the end of the window.
+    unscale_, step and update only at the end of the window; zero_grad also after a skipped step.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ def check(evidence: Evidence) -> Verdict:
     if not run.has_scaler:
         return not_applicable("No loss was scaled.")
     wrong = [(w, call) for w in windows(run) for call in [_inside(w)] if call is not None]
+    if not wrong and (kept := _kept_gradients(evidence)):
+        return _never_cleared(kept, _clearing(evidence))
     if not wrong:
         return passed("Every window was unscaled and updated at its end only.")
     window, call = wrong[0]
@@ -64,6 +68,65 @@ PATCH = """for i, batch in enumerate(loader):
 """
 
 
+MIN_KEPT = 3  # steps in a row
+
+
+def _kept_gradients(evidence: Evidence) -> list[Call]:
+    """Steps that were skipped while the gradients of an earlier skipped step were still there. None
+    where one of them was taken, or no run calls zero_grad: the script clears them otherwise."""
+    run = evidence.baseline
+    if not _clearing(evidence):
+        return []
+    skipped = {(a.optimizer, a.step) for a in run.steps if a.skipped and a.grad_nonfinite}
+    left: dict[str, bool] = {}
+    kept = []
+    for call in run.calls:
+        if call.name == "zero_grad":
+            left = {} if call.subject == "model" else left | {call.subject: False}
+        elif call.name == "scaler_step" and not call.nested:
+            is_skipped = (call.note, call.step) in skipped
+            if left.get(call.note):
+                if not is_skipped:
+                    return []
+                kept.append(call)
+            left[call.note] = is_skipped
+    return kept if len(kept) >= MIN_KEPT else []
+
+
+def _clearing(evidence: Evidence) -> Call | None:
+    """The first zero_grad that any run calls."""
+    calls = (call for view in evidence.runs.values() for call in view.calls)
+    return next((call for call in calls if call.name == "zero_grad"), None)
+
+
+def _never_cleared(kept: list[Call], clearing: Call | None) -> Verdict:
+    first = kept[0]
+    at = f" at line {clearing.line}" if clearing is not None and clearing.line else ""
+    return Verdict(
+        Status.FOUND,
+        f"The gradients of a skipped step are not cleared: the zero_grad{at} does not come between "
+        f"it and the next scaler.step at line {first.line}, {len(kept)} times. What is not finite "
+        "stays in .grad, so each of these steps is skipped as well, and the scale falls.",
+        step=first.step,
+        line=first.line,
+        evidence=(
+            Measurement("steps on gradients of a skipped one", len(kept), 0, "as_is", first.step),
+        ),
+        fix=Fix(
+            "scaler_protocol",
+            "Call zero_grad after every step, also after one that the scaler skipped.",
+            CLEARED,
+        ),
+    )
+
+
+CLEARED = """scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+optimizer.zero_grad()  # under no condition
+"""
+
+
 def _inside(window: Window) -> Call | None:
     """The first unscale_ or update between two backward passes of the window."""
     between: Call | None = None
@@ -88,5 +151,10 @@ RULE = Rule(
     check,
     ("as_is",),
     32,
-    explains=("gradient_underflow", "small_update_lost"),
+    explains=(
+        "gradient_underflow",
+        "small_update_lost",
+        "loss_scale_too_high",
+        "loss_magnitude_overflow",
+    ),
 )
