@@ -15,8 +15,9 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.observations import LineUse, SourceText
-from ampscope.records import RunInfo, RunSpec, State
+from ampscope.records import RunInfo, RunSpec, State, StepTotals
 from ampscope.report import fix_words
+from ampscope.report.fix_words import ControlRun
 from ampscope.report.verdict_words import in_fp32, no_fault, when_undetermined
 from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
 from ampscope.runner import script_ending
@@ -133,6 +134,13 @@ def test_the_list_of_runs_contradicts_no_verdict_and_no_script_in_bf16() -> None
     unchanged, _, bf16 = fix_words.run_lines(_report((finding,)))
     assert "healthy" not in unchanged
     assert bf16 != "Run in bf16: healthy."
+    report = _report((finding,))
+    names = {word: name for name, word in fix_words.compared(report)}
+    for word, said in (("as_is", unchanged), ("bf16", bf16)):
+        run = ControlRun(names[word], _run(word), [], StepTotals(0, 0, 0, 0))
+        name, seen, *_ = fix_words.control_row(report, run)
+        assert said.startswith(f"Run {name}: ")
+        assert said == f"Run {name}: {'healthy' if seen == 'nothing' else seen}."
 
 
 def test_the_patch_for_bf16_is_of_the_cast_where_the_line_casts_by_hand() -> None:

@@ -182,6 +182,15 @@ def test_a_division_by_zero_is_said_with_its_divisor_and_no_learning_rate_is_run
     assert "weights" not in verdict.fix.text
 
 
+def test_of_several_divisors_in_a_line_each_is_kept_from_zero() -> None:
+    op = replace(BY_A_NUMBER, code="gx, gy = 2 * x / (W - 1) - 1, 2 * y / (H - 1) - 1")
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), op)
+    (finding,) = diagnose(evidence(run(NAN_STEPS, op), dead)).findings
+    assert set(finding.verdict.fix.patch.splitlines()) == {
+        "max(W - 1, 1)  # in place of W - 1", "max(H - 1, 1)  # in place of H - 1",
+    }  # fmt: skip
+
+
 CTC = bad_op(
     "aten._ctc_loss", tensor(2.0), step=4, nan=0, pos_inf=8, dtype="fp32", reached_loss=True
 )

@@ -24,7 +24,7 @@ from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, is_cured, judged
-from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.result import (
     SEARCHED,
     USE_BF16,
@@ -103,6 +103,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
         bf16 = views.get("bf16")
         under_way = any(r.state.is_active for r in infos.values())
         is_offered = finding.cause in SEARCHED and not evidence.emulates_bf16
+        is_offered &= casts_left_out(evidence) is None
         if bf16 is not None and bf16.outcome.is_out_of_memory:
             bf16 = None
         if bf16 is not None and is_offered and not under_way:

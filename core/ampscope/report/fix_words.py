@@ -88,7 +88,7 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
     tried = Control(cured.control if cured is not None else "").first
     word, places = tried.name, tried.values
     names = ", ".join(places)
-    if fix.kind == "drop_cast":
+    if word == "fp32_lines" and fix.kind == "drop_cast":
         return fix.text
     if word == "fp32_lines" and fix.kind == "rewrite_op" and fix.text:
         return f"{fix.text} It was run with {names} in fp32."
@@ -207,7 +207,7 @@ def compared(report: DiagnosisResult) -> list[tuple[str, str]]:
     compiled where the compiler is to blame, and the fix that worked (else the last that was
     tried)."""
     words = (*CONTROLS, COMPILED) if _is_of_compilers(report) else CONTROLS
-    found = [(Control(word).words, word) for word in words]
+    found = [(_run_name(report, word), word) for word in words]
     cured = chosen(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in CONTROLS:
         kind = "fixed" if cured.cured else "tried"
@@ -276,7 +276,7 @@ def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
     """The symptoms of a run under a control, or what a trial showed."""
     word = run.spec.control
     if word == "as_is" or word in report.control_symptoms:
-        return symptoms_seen(report, word) or "nothing"
+        return symptoms_seen(report, word) or _unseen(report, word) or "nothing"
     if word == COMPILED and _is_of_compilers(report):
         return "its numbers are not eager code's"
     trial = next((t for t in report.trials if t.control == word), None)
@@ -301,13 +301,23 @@ def run_lines(report: DiagnosisResult) -> list[str]:
     """A sentence on the baseline run, and one on each control."""
     lines = []
     for word in ("as_is", *report.control_symptoms):
-        name, seen_there = Control(word).words, symptoms_seen(report, word)
-        if word == "bf16" and _is_in_bf16(report):
-            name += ", as it trains already, and without a loss scale"
-        if word == "as_is" and report.diagnosis.findings and not seen_there:
-            seen_there = "no symptom in these steps; the cause above is in what the script does"
-        lines.append(f"Run {name}: {seen_there or 'healthy'}.")
+        seen_there = symptoms_seen(report, word) or _unseen(report, word) or "healthy"
+        lines.append(f"Run {_run_name(report, word)}: {seen_there}.")
     return lines
+
+
+def _run_name(report: DiagnosisResult, word: str) -> str:
+    """What a run is called beside the others: bf16 is none of a script that trains in it."""
+    is_own = word == "bf16" and _is_in_bf16(report)
+    own = ", as it trains already, and without a loss scale" if is_own else ""
+    return f"{Control(word).words}{own}"
+
+
+def _unseen(report: DiagnosisResult, word: str) -> str:
+    """What to say of the baseline run where a cause was found without a symptom; "" elsewhere."""
+    if word != "as_is" or not report.diagnosis.findings:
+        return ""
+    return "no symptom in these steps; the cause above is in what the script does"
 
 
 def _is_in_bf16(report: DiagnosisResult) -> bool:

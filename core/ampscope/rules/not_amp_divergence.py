@@ -230,10 +230,10 @@ def _formula(op: BadOp) -> Verdict:
         zero = "0 / 0" if op.nan else "a division by zero"
         meets = f"{op.op} computes {zero} of finite numbers: {divisor} is 0,"
         text = f"Keep {divisor} away from zero, or leave the division out where it is 0."
-        if len(divisors) == 1:
+        if divisors:
             is_number = len(op.inputs) < 2 or op.inputs[1].shape == ()
-            kept = f"max({named}, 1)" if is_number else f"({named}).clamp(min=1e-6)"
-            patch = f"divisor = {kept}  # or: skip the division where it is zero\n"
+            kept = "max({}, 1)" if is_number else "({}).clamp(min=1e-6)"
+            patch = "".join(f"{kept.format(d)}  # in place of {d}\n" for d in divisors)
     return op_verdict(
         RootOp(op, Arrives.LOSS),
         f"AMP is innocent: line {op.line} asks for a value that no precision computes at step"
