@@ -12,10 +12,12 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis import compiled_runs
+from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
 from ampscope.control import BASELINE, COMPILED, Control
+from ampscope.diagnosis.cure import comes_too_late
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import judge_again, rules_version
 from ampscope.diagnosis.result import DiagnosisResult
@@ -463,12 +465,29 @@ def show_fix(case: Case, report: DiagnosisResult) -> None:
     patch = fix_words.patch(finding, cured)
     if patch:
         st.code(patch, language="python")
-    _proof(case, report, finding)
-    _run(case, report, finding)
+    is_late = _comes_too_late(case, report, finding)
+    _proof(case, report, finding, is_late=is_late)
+    if not is_late:
+        _run(case, report, finding)
     _tried(report)
 
 
-def _proof(case: Case, report: DiagnosisResult, finding: Finding) -> None:
+def _comes_too_late(case: Case, report: DiagnosisResult, finding: Finding) -> bool:
+    """Whether no run can try the fix: the loss breaks before the step that would be changed."""
+    known = {word: case.run_of(word) for word in (BASELINE, "fp32")}
+    views = {
+        word: diagnoses.observed(run)
+        for word, run in known.items()
+        if run is not None and not run.state.is_active
+    }
+    controls = finding.verdict.fix.controls
+    if not controls or BASELINE not in views:
+        return False
+    evidence = Evidence(views, report.diagnosis.policy)
+    return all(comes_too_late(finding, control, evidence) for control in controls)
+
+
+def _proof(case: Case, report: DiagnosisResult, finding: Finding, *, is_late: bool) -> None:
     if report.trials:
         boxes = {True: st.success, False: st.warning, None: st.info}
         boxes[fix_words.verified(report)](escape(fix_words.seen(report)))
@@ -476,13 +495,16 @@ def _proof(case: Case, report: DiagnosisResult, finding: Finding) -> None:
         st.info("No run with this fix came with the import.")
     elif case.is_moving:
         st.info("No run with a fix has ended yet.")
-    elif finding.verdict.fix.controls:
+    elif finding.verdict.fix.controls and not is_late:
         st.info("This fix has not been tried yet. The button below runs the script with it.")
     else:
-        st.info(
-            "ampscope cannot apply this fix to a running script. Change the script by hand, then "
-            "diagnose it again:"
+        why = (
+            "No run with this fix can show anything: the loss is not finite before the first "
+            "optimizer step."
+            if is_late
+            else "ampscope cannot apply this fix to a running script."
         )
+        st.info(f"{why} Change the script by hand, then diagnose it again:")
         st.code(script_command(case.head), language="bash", wrap_lines=True)
 
 

@@ -263,6 +263,19 @@ def test_the_verdict_so_far_stands_while_fixes_are_tried(store_path: Path, open_
     assert judged.diagnosis.findings[0].verdict.reason[:40] in texts(app)
 
 
+def test_a_fix_that_comes_too_late_is_not_offered(store_path: Path, open_page: Open) -> None:
+    """The loss is NaN in the first forward, in every precision: no rate of a step changes that."""
+    for control in ("as_is", "fp32", "bf16"):
+        dead = [script_stores.one_step(n, math.nan, scaler="", scale=1.0) for n in range(9)]
+        script_stores.run(store_path, control, script_stores.seen(dead))
+    (head, *_) = runs_of(store_path)
+    app = open_page("diagnosis", run=head.id)
+    assert not app.exception
+    assert "not finite before the first optimizer step. Change the script by hand" in texts(app)
+    assert "not been tried yet" not in texts(app)
+    assert not [b for b in app.button if b.key == "dx-run-fix"]
+
+
 def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: Open) -> None:
     spec = replace(script_stores.SPEC, time_limit_s=600.0)
     head = script_stores.run(store_path, "as_is", None, spec, state=None)
