@@ -366,6 +366,7 @@ class Outcome:
     errors_caught: int = 0  # out of a forward or backward pass; the script went on
     steps: int = 0  # that were recorded
     slept: int = 0  # optimizer steps before these, that passed unrecorded (--skip-to)
+    half_from: int = 0  # the first step in which half precision takes part
     forwards: int = 0  # batches given to an outermost module in training
     elapsed_s: float = 0.0
     backwards: int = 0

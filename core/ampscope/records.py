@@ -65,6 +65,7 @@ class Cadence:
 AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
 OP_STEP = "op_step"  # the run's tensors are digested, and in this step the results of its ops
 SEED_SHIFT = "seed_shift"  # each seed that the script sets is larger by this
+HALF_FROM = "half_from"  # the first step of the baseline in which half precision took part
 JUDGED_RANK = "judged_rank"  # of a script's processes, the one whose observations count
 
 
@@ -101,7 +102,7 @@ class RunSpec:
     framework: str = "torch"  # torch | keras | paddle
     imported: str = ""  # from which file, and when: such a run is looked at and never run again
     # By name: a lesson's; of a script's run that is compared with another OP_STEP and SEED_SHIFT;
-    # of a control of ranks JUDGED_RANK.
+    # of a control JUDGED_RANK, if it has ranks, and HALF_FROM.
     settings: tuple[tuple[str, str], ...] = ()
 
     @property

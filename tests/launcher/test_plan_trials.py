@@ -23,7 +23,7 @@ from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
-from ampscope.records import JUDGED_RANK, Machine, RunInfo, RunSpec, State
+from ampscope.records import HALF_FROM, JUDGED_RANK, Machine, RunInfo, RunSpec, State
 from ampscope.script_ends import ending
 from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import (
@@ -113,6 +113,33 @@ def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[Di
     plan.first_two(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     return plan, runs
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("first", [0, 30])
+def test_later_runs_hear_where_half_precision_begins(first: int, shares: bool) -> None:
+    """On one GPU the fp32 control, too: it begins when the baseline has ended."""
+
+    class Heard(Runs):
+        def share_a_gpu(self) -> bool:
+            return shares
+
+        def run(self, control: str, parent: str = "") -> ScriptRun:
+            heard.append((control, dict(self.spec.settings).get(HALF_FROM)))
+            ran = super().run(control, parent)
+            seen = (
+                replace(o, half_from=first) if isinstance(o, Outcome) else o
+                for o in ran.observations
+            )
+            return replace(ran, observations=tuple(seen))
+
+    heard: list[tuple[str, str | None]] = []
+    runs = Heard(_bad("a"), False, ("a",))
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    plan.control("bf16")
+    told = str(first) if first else None
+    assert heard == [("as_is", None), ("fp32", told if shares else None), ("bf16", told)]
 
 
 OUT_OF_MEMORY = Outcome(

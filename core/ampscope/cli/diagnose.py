@@ -108,7 +108,8 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--steps",
             type=int,
-            help=f"Optimizer steps at most.  [default: {STEPS}, or all of {GRACE_S:.0f} s]",
+            help=f"Optimizer steps at most, from the first.  [default: {STEPS} from the first in "
+            f"half precision, or all of {GRACE_S:.0f} s]",
         ),
         click.option(
             "--skip-to",

@@ -59,7 +59,7 @@ from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
-from ampscope.records import AUTO, JUDGED_RANK, RunSpec, State
+from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.store.writer import keep_conclusion
 
@@ -111,6 +111,7 @@ class DiagnosisPlan:
             self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
             if not self.done["as_is"].lacks_device:
                 self._judge_one_rank()
+                self._hand_on_half()
                 self.control("fp32")
             return
         self.say("baseline and fp32")
@@ -125,6 +126,14 @@ class DiagnosisPlan:
         if self._is_disturbed("fp32", second):
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
         self._judge_one_rank()
+        self._hand_on_half()
+
+    def _hand_on_half(self) -> None:
+        """Later runs count their steps from where half precision takes part in the baseline: a
+        control that takes it away cannot know by itself."""
+        if first := self.views["as_is"].outcome.half_from:
+            settings = (*self.runs.spec.settings, (HALF_FROM, str(first)))
+            self.runs.spec = replace(self.runs.spec, settings=settings)
 
     def _is_disturbed(self, control: str, run_id: str) -> bool:
         """Whether one of two runs at a time may have failed because of the other: it lacked what

@@ -35,6 +35,7 @@ from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.stand_in_device import StandInDevice, stand_in
 from ampscope.records import (
     AUTO,
+    HALF_FROM,
     JUDGED_RANK,
     OP_STEP,
     SEED_SHIFT,
@@ -73,7 +74,7 @@ from ampscope.runner.script_ranks import (
     steps_of_ranks,
 )
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
-from ampscope.runner.script_text import SEED, execute, folder_of
+from ampscope.runner.script_text import SEED, execute, folder_of, names_half
 from ampscope.script_ends import ending, passed_limit, with_hint
 from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
@@ -84,6 +85,10 @@ UNLIMITED = (
     "The memory limit was not applied: on a machine with GPUs it bounds their memory, and this "
     "script stayed on the CPU."
 )
+
+
+# In wait for half precision: times the steps that are looked at, and seconds once these are over.
+MOST_WAITED, MOST_WAITED_S = 3, 24.0
 
 
 class OwnFault(Exception):  # noqa: N818  # says whose it is
@@ -155,7 +160,7 @@ class _Run:
         name_files_from(self.folder)
         self.compiles = Control(spec.control).is_compiled
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
-        wanted = dict(spec.settings)
+        self.wanted = wanted = dict(spec.settings)
         op_step = int(wanted[OP_STEP]) if OP_STEP in wanted else None
         self.seed_shift = int(wanted.get(SEED_SHIFT, 0))
         skip_to = 0 if self.compiles else spec.skip_to
@@ -174,6 +179,8 @@ class _Run:
         self.started = time.monotonic()
         self.stage = Stage()
         self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
+        # Until then half precision is waited for; None: the steps are not yet over.
+        self.waits_until: float | None = None
         self.stopped = ""  # why it was stopped, once it was
         self._leave: Callable[[], None] = functools.partial(os._exit, 0)
 
@@ -264,9 +271,30 @@ class _Run:
             count, elapsed_s = count - sleep.passed, elapsed_s - sleep.elapsed_s
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
+        if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
+            count = 0
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped:
             raise Enough
+
+    def _goes_on(self, count: int) -> bool:
+        """Whether steps that are to be looked at are still to come, because half precision took
+        part late or may yet. The user's own number of steps is one from the first step on."""
+        recorder, spec = self.recorder, self.spec
+        if not spec.grace_s or self.compiles or recorder.digests is not None:
+            return False
+        first = recorder.window.first
+        if first is None and HALF_FROM in self.wanted:
+            first = int(self.wanted[HALF_FROM])
+            if recorder.steps.count >= first:
+                recorder.window.begin_at(first)
+        if first is not None:
+            return not recorder.window.is_over(recorder.steps.count, spec.steps, spec.grace_s)
+        now = time.monotonic()
+        if self.waits_until is None:
+            may_come = names_half(recorder.lines.is_user)
+            self.waits_until = now + MOST_WAITED_S if may_come else now
+        return count < MOST_WAITED * spec.steps and now < self.waits_until
 
     def _is_other_training(self) -> bool:
         """Whether the first step shows that the script takes what the device has, and lacks it."""
@@ -336,7 +364,8 @@ class _Run:
         failures += recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
-        unseen = recorder.sleep.note, recorder.watch.graph_note
+        watch = recorder.watch
+        unseen = recorder.sleep.note, recorder.window.note, watch.sleep_note, watch.graph_note
         if self.spec.memory_limit_mib and self.policy == "cuda" and recorder.device.type == "cpu":
             failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)

@@ -60,6 +60,7 @@ from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
 LEDGER_STEPS = 3  # first ones, in which activations and state get their dtypes
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
+PREPARES = 3_000  # and of those before a training begins
 ADDED: list[Observation] = []  # what a script of ampscope's own says of itself, in its process
 
 
@@ -81,7 +82,10 @@ class ScriptRecorder:
         self.lines = SourceLines(own_folder)
         self.failures = Failures()
         self.paths = ModulePaths(self.failures)
-        self.watch = OpWatch(self.paths, self.lines, OP_BUDGET, self._op)
+        self.watch = OpWatch(
+            self.paths, self.lines, OP_BUDGET, self._op, PREPARES, self._half_begins
+        )
+        self.window = Window()
         self.histograms = ScriptHistograms(self.paths, cadence)
         calls, watch = Calls(self.lines), self.watch
         self.steps = OptimizerSteps(
@@ -211,7 +215,8 @@ class ScriptRecorder:
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
             steps = self.steps.count - self.sleep.recorded_from
-            if steps < line_uses.STEPS and not self.watch.in_optimizer:
+            looks = steps < line_uses.STEPS or self.window.holds(self.steps.count, line_uses.STEPS)
+            if looks and not self.watch.in_optimizer:
                 self._line_uses.record(func, args, kwargs, out)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -233,6 +238,9 @@ class ScriptRecorder:
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
         self.steps.drop_left_steps()
+        waits = not self.watch.trains and _begins_a_step()
+        if waits and any(p.requires_grad for _, p in parameters(module)):
+            self.watch.training_begins()
         # Asked here and not in each module: activation checkpointing runs its inside without.
         self.histograms.models.is_training = torch.is_grad_enabled()
         if not self.scans.records:
@@ -314,6 +322,12 @@ class ScriptRecorder:
         self.watch.reads.stepped()
         self._on_optimizer_step(count)
 
+    def _half_begins(self) -> None:
+        """The steps that are looked at begin."""
+        self.window.begin_at(self.steps.count)
+        self.steps.look_anew()
+        self.scans.look_anew()
+
     def _digested(self, count: int, scale: float, optimizer: Any) -> None:
         """A step has ended that is to be compared."""
         if self.digests is None:
@@ -363,6 +377,7 @@ class ScriptRecorder:
             ended=ended,
             steps=self.steps.count - self.sleep.recorded_from,
             slept=self.sleep.passed,
+            half_from=self.window.first or 0,
             elapsed_s=time.perf_counter() - self.started - self._own_s,
             forwards=self.watch.reads.forwards,
             backwards=sum(c.name == "backward" for c in self.log.calls),
@@ -455,6 +470,39 @@ class Sleep(StepListener):
             f"Nothing was recorded of the first {self.passed:,} optimizer steps (--skip-to "
             f"{self._steps:,}): they ran in {self.elapsed_s:,.1f} s, of which the first took "
             f"{self.first_s:,.1f} s from the script's start. Controls apply from the start on."
+        )
+
+
+class Window:
+    """The steps that are looked at in full, from the first in which half precision takes part."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None  # None: no half precision took part so far
+        self._begun_at = 0.0
+
+    def begin_at(self, step: int) -> None:
+        """Half precision takes part in ``step``, which has begun."""
+        self.first, self._begun_at = step, time.monotonic()
+
+    def holds(self, step: int, count: int) -> bool:
+        """Whether ``step`` is one of the first ``count``."""
+        return self.first is not None and 0 <= step - self.first < count
+
+    def is_over(self, steps: int, count: int, lasts_s: float) -> bool:
+        """Whether ``count`` of the ``steps`` that have ended lie in it, and it has lasted so
+        long."""
+        if self.first is None:
+            return False
+        return steps - self.first >= count and time.monotonic() - self._begun_at >= lasts_s
+
+    @property
+    def note(self) -> str:
+        """Where it begins; "" where that is the first step."""
+        if not self.first:
+            return ""
+        return (
+            f"Half precision takes part from step {self.first:,} on: the steps that were looked at "
+            "are counted from there. Of the steps before, ops and histograms may be missing."
         )
 
 
@@ -590,6 +638,10 @@ class ScriptScans:
         self._first_sight: dict[int, _Seen] = {}
         self._gone: dict[tuple[bool, tuple[str, ...]], _Seen] = {}
         self._alike: Counter[tuple[str, ...]] = Counter()
+        self._batches = 0
+
+    def look_anew(self) -> None:
+        """As many batches are looked at from here on as from the start."""
         self._batches = 0
 
     def before_forward(

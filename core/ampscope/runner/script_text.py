@@ -14,9 +14,10 @@ import linecache
 import os
 import runpy
 import sys
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 SEED = 20240229
 _texts: dict[str, bytes] = {}  # path -> the file as it was at first
@@ -54,6 +55,34 @@ def put_folder_first(workload: str) -> None:
         sys.path[0] = folder_of(workload)
     elif not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, folder_of(workload))
+
+
+_HALF = frozenset({"autocast", "GradScaler", "half", "bfloat16", "float16"})
+
+
+def names_half(is_user: Callable[[CodeType], bool]) -> bool:
+    """Whether the user's own modules that are imported by now name what torch computes in half
+    precision with: it may take part later."""
+    for module in list(sys.modules.values()):
+        if not issubclass(type(module), ModuleType):  # what a script has put there is not asked
+            continue
+        file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+        if not isinstance(file, str):
+            continue
+        with contextlib.suppress(SyntaxError, ValueError):
+            if not is_user(compile("", file, "exec")):
+                continue
+            code = compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
+            if any(_HALF & {*one.co_names} for one in _codes(code)):
+                return True
+    return False
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def execute(workload: str) -> None:

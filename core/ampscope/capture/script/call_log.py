@@ -120,7 +120,7 @@ class CallLog(StepListener):
         wrap(region, "__enter__", self._enter)
         wrap(region, "__exit__", self._exit)
         for name in ("half", "bfloat16", "to", "type"):
-            wrap(torch.nn.Module, name, self._cast)
+            wrap(torch.nn.Module, name, partial(self._cast, name))
         wrap_functions(self._watch, self._patches)
         wrap(torch.Tensor, "__reduce_ex__", _without_marks)
         wrap(torch.nn.Parameter, "__reduce_ex__", _without_marks)
@@ -203,6 +203,7 @@ class CallLog(StepListener):
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._calls.is_nested or is_capturing():
             return self._calls.inside(original, *args, **kwargs)
+        self._watch.training_begins(has_begun=True)
         roots = args[0] if args else kwargs.get("tensors")
         create_graph = bool(kwargs.get("create_graph"))
         for root in op_facts.tensors(roots, None):
@@ -261,6 +262,7 @@ class CallLog(StepListener):
     def _grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self._calls.is_nested:
             return self._calls.inside(original, outputs, *args, **kwargs)
+        self._watch.training_begins(has_begun=True)
         scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
         create_graph = bool(kwargs.get("create_graph"))
         self._calls.add("grad", scaled=scaled, create_graph=create_graph)
@@ -268,6 +270,7 @@ class CallLog(StepListener):
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._calls.is_nested:
+            self._watch.training_begins()
             is_optimizer = isinstance(owner, torch.optim.Optimizer)
             name = self._steps.optimizer_name(owner) if is_optimizer else "model"
             self._calls.add("zero_grad", subject=name)
@@ -295,7 +298,10 @@ class CallLog(StepListener):
 
     # Casts of whole modules by hand, and autocast regions.
 
-    def _cast(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _cast(self, name: str, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        if name in ("half", "bfloat16") or HALVES & {*asked}:
+            self._watch.half_begins()
         was = _parameter_dtypes(module)
         result = self._calls.inside(original, module, *args, **kwargs)
         new = _parameter_dtypes(module) & HALVES - was
@@ -304,6 +310,7 @@ class CallLog(StepListener):
         return result
 
     def _enter(self, original: Any, region: Any) -> Any:
+        self._watch.half_begins()
         enabled = bool(region._enabled)
         dtype = dtype_name(region.fast_dtype) if enabled else ""
         self._open.append(dtype)

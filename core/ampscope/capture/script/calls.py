@@ -22,6 +22,7 @@ class Calls:
     def __init__(self, lines: SourceLines) -> None:
         self.records: list[Call] = []
         self.step = 0
+        self._most = MAX_CALLS
         self._lines = lines
         self._depth = 0
 
@@ -30,13 +31,17 @@ class Calls:
         """A watched call is running: what happens now is torch's doing, not the user's."""
         return self._depth > 0
 
+    def begin_anew(self) -> None:
+        """Room for as many calls from here on as from the start."""
+        self._most = len(self.records) + MAX_CALLS
+
     def line(self) -> str:
         """The user's line that runs now, "train.py:41"."""
         return line_name(self._lines.where())
 
     def add(self, name: str, **facts: Any) -> None:
         """Append one call; ``facts`` are fields of :class:`Call`."""
-        if len(self.records) >= MAX_CALLS:
+        if len(self.records) >= self._most:
             return
         self.records.append(
             Call(

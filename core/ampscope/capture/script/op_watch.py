@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from ampscope.capture.global_hooks import (
 )
 from ampscope.capture.script import op_exact, op_facts, op_taint
 from ampscope.capture.script.gradient_changes import WriteLines
+from ampscope.capture.script.mode_sleep import ModeSleep
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
@@ -56,6 +58,8 @@ _WORKSPACE = {
     "_scaled_dot_product_efficient_attention": (1,),
     "_scaled_dot_product_cudnn_attention": (1,),
 }
+_OWN = str(Path(__file__).resolve().parents[2])
+_TORCH = str(Path(torch.__file__).parent / "_")[:-1]
 # Results come from other processes: a value that is not finite was made there, or by their sum.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
@@ -70,10 +74,18 @@ class OpWatch(StepListener):
         lines: SourceLines,
         budget: int,
         on_op: Callable[[Any, Any, Any, Any], None] | None = None,
+        prepares: int | None = None,
+        on_half: Callable[[], None] | None = None,
     ) -> None:
-        """``on_op`` is shown each op as well: (func, args, kwargs, out)."""
+        """``on_op`` is shown each op as well: (func, args, kwargs, out). ``prepares``: ops before
+        a training begins that are looked at, None for all; the watch sleeps through the others.
+        ``on_half`` is called once, when half precision first takes part."""
         self.lines = lines
-        self.budget = budget  # ops to look at before it goes to sleep
+        self.budget = budget  # ops to look at
+        self._allowed = budget
+        self._sleeps_at = prepares  # so many ops seen, unless a training has begun; None: never
+        self._on_half = on_half
+        self.trains = False  # a training has begun
         self.seen_ops = 0
         self.captured_ops = 0  # that a CUDA graph took up, to replay them unseen
         self.enabled = True
@@ -92,18 +104,54 @@ class OpWatch(StepListener):
         self._bad = BadOps(self._origins)
         self._sums = op_taint.RunningSums()
         self.reads = Reads(self._bad, lines, self.taint_of)
-        self._mode: _Mode | None = None
+        self._mode = _Mode(self)
+        self._sleep = ModeSleep(self._mode)
+        self._slept_at = -1  # ops seen before it slept last
+        self._missed_forward = False
 
     def __enter__(self) -> OpWatch:
         self._origins.__enter__()
-        self._mode = _Mode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's is untyped
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._mode is not None:
-            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
+        self._sleep.close()
+        self._mode.__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
         self._origins.__exit__(*error)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether ops pass by unseen, at the speed that they have without the watch."""
+        return self._sleep.is_asleep
+
+    def training_begins(self, *, has_begun: bool = False) -> None:
+        """A forward pass of what is trained is about to run, or gradients are emptied;
+        ``has_begun``: a backward pass or a step is. What was looked at before the first is no part
+        of the budget."""
+        if not self.trains:
+            self.trains = True
+            self._missed_forward = has_begun and self.is_asleep
+            self.budget = self.seen_ops + self._allowed
+            self._wake()
+
+    def half_begins(self) -> None:
+        """Half precision takes part from here on, or would without a control: all before was no
+        part of the budget. Only the first call counts."""
+        if self._on_half is not None:
+            on_half, self._on_half = self._on_half, None
+            self.budget = self.seen_ops + self._allowed
+            on_half()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._sleeps_at = None
+        self._sleep.wake()
+
+    def fall_asleep_if_due(self) -> None:
+        """Called inside an op, which has been looked at."""
+        if self._sleeps_at is not None and self.seen_ops >= self._sleeps_at:
+            self._slept_at = self.seen_ops
+            self._sleep.ask(_calling(self.lines))
 
     @property
     def functions(self) -> list[str]:
@@ -119,6 +167,10 @@ class OpWatch(StepListener):
 
     def before_step(self, optimizer: Any, scaler: Any, *, has_closure: bool) -> None:
         self._in_optimizer = not has_closure
+        self.training_begins(has_begun=True)
+
+    def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
+        self.half_begins()
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
         self._in_optimizer = False
@@ -175,6 +227,8 @@ class OpWatch(StepListener):
         if call.node is None and torch.is_grad_enabled():
             self._origins.remember()
         results = op_facts.tensors(out, None)
+        if self._on_half is not None and any(t.dtype in HALF for t in results):
+            self.half_begins()
         for tensor in results:
             tensor.__dict__[op_taint.PROVENANCE] = provenance
             tensor.__dict__.pop(op_taint.EXACT, None)  # of what an op in place has changed
@@ -216,6 +270,13 @@ class OpWatch(StepListener):
             tensor.__dict__[op_taint.PROVENANCE] = mark
 
     @property
+    def sleep_note(self) -> str:
+        """What of the training was missed; "" where it was watched from its first op."""
+        if not self._missed_forward:
+            return ""
+        return "The ops of the first forward pass were not looked at: no model was called."
+
+    @property
     def graph_note(self) -> str:
         """How much of the script ran in CUDA graphs; "" without any."""
         if not self.captured_ops:
@@ -231,7 +292,7 @@ class OpWatch(StepListener):
         for tensor in targets(func, args, kwargs):
             taint = self.taints.of(tensor)
             is_made_here = op_taint.provenance_of(tensor) is not None
-            if taint is None and is_made_here and not self.captured_ops:
+            if taint is None and is_made_here and not self.captured_ops and self._slept_at < 0:
                 continue  # a watched op made it, and it was finite
             if _may_be_bad(tensor) and not tensor.is_sparse:
                 unknown.append((tensor, taint))
@@ -433,6 +494,18 @@ class OpWatch(StepListener):
                 self.uses.add(fact, call.name, self._step, lambda: self._origins.names(None))
 
 
+def _calling(lines: SourceLines) -> FrameType | None:
+    """The frame that called the op: the user's own, or a library's. What torch runs in Python may
+    count on the modes that it has found."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        is_between = frame.f_code.co_filename.startswith((_OWN, _TORCH))
+        if not is_between or lines.is_user(frame.f_code):
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def _may_be_bad(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -503,6 +576,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             if watch.on_op is not None:
                 watch.on_op(func, args, kwargs, out)
             watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
+            watch.fall_asleep_if_due()
         return out
 
     def _watching_inside(self, args: tuple[Any, ...]) -> list[Any]:
@@ -770,7 +844,6 @@ class BadOps:
 ITEM = torch.ops.aten._local_scalar_dense.default
 ANSWER = "_ampscope_answer"  # on a mask or truth value: the mark of what was compared
 MAX_READS = 2_000
-_OWN = str(Path(__file__).resolve().parents[2])
 _WRAPPED = ("tolist", "numpy", "__repr__")
 
 

@@ -117,6 +117,11 @@ class OptimizerSteps(StepListener):
         """So many steps have passed unseen; the next one has this number."""
         self.count = self._calls.step = count
 
+    def look_anew(self) -> None:
+        """The step that begins is looked at as the first one is."""
+        self._calls.begin_anew()
+        self.gradients.look_anew(self.count)
+
     def before_backward(
         self, loss: float, dtype: str, taint: int | None, *, scaled: bool, by_hand: bool = False
     ) -> None:
@@ -439,13 +444,18 @@ class GradientReader:
         self.names: dict[int, str] = {}  # id of a parameter -> dotted name; the owner fills it in
         self._taint_of = taint_of
         self._bad_detailed = self._finite_detailed = 0
+        self._from = 0
+
+    def look_anew(self, step: int) -> None:
+        """As many steps from ``step`` on are kept in detail as from the first."""
+        self._from, self._bad_detailed, self._finite_detailed = step, 0, 0
 
     def read(
         self, optimizer: Optimizer, optimizer_name: str, factor: float, step: int
     ) -> GradientFacts:
         """Facts about all gradients, divided by ``factor``, the scale that they still carry."""
         facts = gradient_facts(parameters_of(optimizer), factor)
-        detailed = step < DETAILED_STEPS
+        detailed = step - self._from < DETAILED_STEPS
         if facts.nonfinite and self._bad_detailed < MAX_BAD_DETAILED:
             detailed, self._bad_detailed = True, self._bad_detailed + 1
         if not facts.nonfinite and self._finite_detailed < FINITE_DETAILED:

@@ -1,0 +1,98 @@
+"""A dispatch mode leaves torch's stack while there is nothing for it to see, and comes back.
+
+A mode costs each op several microseconds, also where it does nothing: generating data in small ops
+takes twice as long under one. While an op is dispatched its mode is off the stack, and torch puts
+it back behind the op, so it cannot leave from there. It leaves at the next line of the code that
+called the op.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from ampscope.capture.tensors import in_backward
+
+
+class ModeSleep:
+    """For one ``mode``, which the owner enters before :meth:`ask` and leaves after
+    :meth:`close`."""
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self.is_asleep = False
+        self._mode = mode
+        self._below: list[TorchDispatchMode] = []  # the modes under it on the stack
+        self._thread = 0
+        self._frame: FrameType | None = None  # whose next line is awaited
+
+    def ask(self, frame: FrameType | None) -> None:
+        """Leave the stack at the next line of ``frame``; from inside an op. A thread that is traced
+        by another, such as a debugger, keeps the mode."""
+        if frame is None or frame.f_trace is not None or sys.gettrace() is not None:
+            return
+        self._frame = frame
+        frame.f_trace = self._traced
+        sys.settrace(_no_frame)
+
+    def wake(self) -> None:
+        """Back to the place on the stack that it had; from outside any op, in the thread in which
+        it left. Where other modes are under it by now, it waits for the next call."""
+        self._forget()
+        if not self.is_asleep or threading.get_ident() != self._thread:
+            return
+        stack, depth = _get_current_dispatch_mode_stack(), len(self._below)
+        if not _are_same(stack[:depth], self._below):
+            return
+        above = [_pop_mode() for _ in stack[depth:]]
+        _push_mode(self._mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        self._woken()
+
+    def close(self) -> None:
+        """The owner is about to leave the mode, which then has to be on the stack."""
+        self._forget()
+        if self.is_asleep:
+            _push_mode(self._mode)
+            self._woken()
+
+    def _woken(self) -> None:
+        self.is_asleep, self._below = False, []
+
+    def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
+        stack = _get_current_dispatch_mode_stack()
+        leaves = bool(stack) and stack[-1] is self._mode and not in_backward()
+        if not leaves and event != "return":
+            return self._traced
+        self._forget()
+        if leaves:
+            _pop_mode()
+            self.is_asleep, self._below = True, stack[:-1]
+            self._thread = threading.get_ident()
+        return None
+
+    def _forget(self) -> None:
+        """Trace nothing any more."""
+        frame, self._frame = self._frame, None
+        if frame is None:
+            return
+        frame.f_trace = None
+        if sys.gettrace() is _no_frame:
+            sys.settrace(None)
+
+
+def _no_frame(frame: FrameType, event: str, arg: object) -> None:
+    """What Python asks for each new frame: none is traced."""
+
+
+def _are_same(some: list[TorchDispatchMode], others: list[TorchDispatchMode]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
