@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -255,8 +256,9 @@ def ran(
 
 
 def spec_of(
-    path: Path, control: str, grace_s: float, settings: tuple[tuple[str, str], ...]
-) -> RunSpec:
+    path: Path, control: str = "as_is", grace_s: float = 1e-9,
+    settings: tuple[tuple[str, str], ...] = (),
+) -> RunSpec:  # fmt: skip
     return RunSpec(
         str(path), kind="script", steps=10, policy="native", control=control, grace_s=grace_s,
         cadence=Cadence(1, 1, 0), settings=settings,
@@ -279,6 +281,34 @@ def test_the_window_begins_with_half_precision(tmp_path: Path, control: str) -> 
     if control == "as_is":
         uses = [o for o in result.observations if isinstance(o, LineUse)]
         assert any("fp16" in (*use.takes, use.makes) for use in uses)
+
+
+REHEARSED = """
+import torch
+from torch import nn
+
+made = torch.zeros(16)
+for _ in range(200):
+    made = made * 0.5
+model = nn.Linear(16, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    batch = made.repeat(4, 1).to("cuda").half()
+    with torch.autocast("cuda", torch.float16):
+        loss = model(batch.to(model.weight.device)).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+assert loss.device.type == "cuda"
+"""
+
+
+def test_a_rehearsed_device_is_found_after_the_sleep(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(REHEARSED)
+    result = run_script(replace(spec_of(path), policy="rehearsal"), "rehearsal", Following())
+    assert (result.outcome.ended, result.outcome.error_text) == ("returned", "")
+    assert steps_of(result) == [0, 1, 2]
 
 
 def test_the_control_begins_where_the_first_run_did(tmp_path: Path) -> None:
