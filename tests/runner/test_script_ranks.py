@@ -9,10 +9,12 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
@@ -24,7 +26,7 @@ from ampscope.observations import Outcome
 from ampscope.records import RunInfo, State
 from ampscope.report.contract import document
 from ampscope.runner.private_files import FORCED, MIRROR
-from ampscope.runner.script_ranks import group_of
+from ampscope.runner.script_ranks import Ticket, _Record, follow, group_of
 from ampscope.runner.script_text import SEED
 from ampscope.store.reader import Reader
 from tests.helpers.script_diagnoses import diagnosed, spec, told
@@ -630,6 +632,22 @@ def test_the_ranks_that_lightning_starts_are_followed(
             assert (outcome.rank, outcome.ranks, outcome.steps) == (1, 2, 12)
 
 
+def test_a_rank_that_cannot_be_recorded_trains_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    store = str(tmp_path / "file" / "runs.db")
+    ticket = Ticket(store, "none", "native", "train.py", 0, 1, bound=False)
+    said = "ampscope: this rank is not recorded in full: "
+    assert follow(ticket, None, lambda: "trained") == "trained"  # type: ignore[arg-type]  # not called
+    assert capfd.readouterr().err.count(said) == 1
+    record = _Record(ticket, spec(tmp_path / "train.py"), None, None)
+    step = SimpleNamespace(device=torch.device("cpu"))
+    record.step(step)  # type: ignore[arg-type]  # the store fails before more of it is asked
+    record.step(step)  # type: ignore[arg-type]  # as above
+    assert capfd.readouterr().err.count(said) == 1
+
+
 _WRITES = """
 import os, subprocess, sys
 import torch
@@ -652,7 +670,6 @@ else:
 """
 
 
-@pytest.mark.slow
 def test_processes_started_without_an_environment_write_into_the_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

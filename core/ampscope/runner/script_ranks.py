@@ -362,9 +362,7 @@ class _Record:
             yield
         except Exception as error:
             if not self._has_failed:
-                with contextlib.suppress(Exception):
-                    text = f"ampscope: this rank is not recorded in full: {in_words(error)}\n"
-                    os.write(2, text.encode())
+                _tell(error)
             self._has_failed = True
 
     def _close(self, result: ScriptResult) -> None:
@@ -392,6 +390,12 @@ class _Record:
         self._writing = ScriptWriting(self._writer)
 
 
+def _tell(error: Exception) -> None:
+    with contextlib.suppress(Exception):
+        text = f"ampscope: this rank is not recorded in full: {in_words(error)}\n"
+        os.write(2, text.encode())
+
+
 def _place(ticket: Ticket) -> tuple[int, int]:
     """(rank, how many ranks) of this process: as torch.distributed knows them, else as the launcher
     put them into the environment, else in the order in which the ranks were started."""
@@ -406,12 +410,19 @@ def follow(
 ) -> Any:
     """Call ``action`` under the watch and the launching run's control; returns what it returns, and
     raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
-    the processes that it starts are followed in turn. Nothing is imported here: in a forked child
-    the script may have put another function in the place of ``__import__``."""
+    the processes that it starts are followed in turn. A rank that cannot be recorded trains without
+    the watch. Nothing is imported here: in a forked child the script may have put another function
+    in the place of ``__import__``."""
     with_launching_process(ticket)
     store = Path(ticket.store)
-    with Reader(store) as reader:
-        launcher = reader.run(ticket.run_id)
+    launcher: RunInfo | None = None
+    try:
+        with Reader(store) as reader:
+            launcher = reader.run(ticket.run_id)
+    except Exception as error:
+        _tell(error)
+    if launcher is None:
+        return action()
     spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
     ranks = Ranks(store, ticket.run_id, spec, ticket.policy, act) if launches else None
     limit_memory(spec.memory_limit_mib, "cuda" if ticket.policy == "cuda" else "cpu")
