@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,9 +159,15 @@ def _told(one: Script, plain: object, recorded: object) -> dict[str, Any]:
 def main(count: int, seed: int, write: bool) -> None:
     """Run COUNT scripts and print what differs."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found, ran = problems(generated(count, seed), Path(folder))
-    result = {"scripts": count, "seed": seed, "ways": dict(ran), "problems": found}
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    result = {
+        "commit": subprocess.run(asked, capture_output=True, text=True).stdout.strip(),
+        "scripts": count, "seed": seed, "ways": dict(ran), "problems": found,
+        "seconds": round(time.monotonic() - began),
+    }  # fmt: skip
     text = json.dumps(result, indent=1)
     print(text)
     if write:
