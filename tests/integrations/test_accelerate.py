@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ampscope.records import State
+from tests.helpers.hostile_objects import MODULES, Wrapper, odd
+from tests.helpers.script_runner import quick
 from tests.helpers.trainers import assert_nothing_left, assert_same_bits, gradient_scales, recorded
 
 accelerate = pytest.importorskip("accelerate")
@@ -21,7 +23,11 @@ STEPS = 8
 
 
 def train(
-    precision: str, store: Path | None, overflow_at: int = -1, alarms: list[Any] | None = None
+    precision: str,
+    store: Path | None,
+    overflow_at: int = -1,
+    alarms: list[Any] | None = None,
+    name: str = "",
 ) -> tuple[Any, list[Any]]:
     """Returns the weights, and loss and lr of every step. For fp16 the accelerator is given the
     scaler that it makes by itself on GPUs only."""
@@ -34,9 +40,13 @@ def train(
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    if name:
+        model[1] = odd(name)
     data = TensorDataset(torch.randn(STEPS * 4, 8), torch.randint(0, 4, (STEPS * 4,)))
     loader = DataLoader(data, batch_size=4)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if name:
+        optimizer = Wrapper(optimizer, "optimizer")
     more = {} if alarms is None else {"policy": "ignore", "on_alarm": alarms.append}
     run = watch(accelerator, model, optimizer, every=4, store=store, **more) if store else None
     seen = []
@@ -69,6 +79,20 @@ def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, precision: str) -> None:
     assert [step.lr for step in steps] == pytest.approx(rates, rel=1e-6)
     assert {step.scale for step in steps} == {65536.0 if precision == "fp16" else None}
     assert set(gradient_scales(store)) == {65536.0 if precision == "fp16" else 1.0}
+
+
+# Accelerate itself asks a module for its attributes and for the modules in it.
+HOSTILE = sorted(MODULES.keys() - {"every attribute", "lists raise"})
+
+
+@pytest.mark.parametrize("name", quick(HOSTILE, "== makes a module"))
+def test_objects_that_answer_as_they_like_are_not_asked(tmp_path: Path, name: str) -> None:
+    weights, seen = train("bf16", tmp_path / "runs.db", name=name)
+    plain, plain_seen = train("bf16", None, name=name)
+    assert_same_bits(weights, plain)
+    assert seen == plain_seen
+    info, steps = recorded(tmp_path / "runs.db")
+    assert (info.state, info.message, len(steps)) == (State.FINISHED, "", STEPS)
 
 
 def test_a_skipped_step_is_seen_through_the_wrapper(tmp_path: Path) -> None:
