@@ -263,14 +263,18 @@ def test_a_recorded_side_says_under_which_rules_the_other_runs(policy: str, aske
     assert planned(Runs(wants_cuda=True), side)[1] == [[asked]]
 
 
-def test_unequal_rules_are_not_compared() -> None:
+def test_unequal_rules_are_compared_only_between_two_recorded_runs() -> None:
     one = values_of([Outcome("returned", steps=1)])
     first, second = (
         Recorded(f"run {policy}", (policy,), (one,), policy) for policy in ("native", "rehearsal")
     )
-    found, _ = planned(first, second)
+    said = "B ran on a simulated CUDA device, A under the CPU's own"
+    found, _ = planned(Runs(wants_cuda=False), second, asked="native")
     assert found.diff.verdict == "unknown"
-    assert found.diff.reason.startswith("B ran on a simulated CUDA device, A under the CPU's own")
+    assert found.diff.reason.startswith(said)
+    found, _ = planned(first, second)
+    assert not found.diff.reason.startswith(said)
+    assert found.notes[-1].startswith(said)
 
 
 def test_what_cannot_be_told_is_125_with_a_reason(tmp_path: Path, script: str) -> None:
