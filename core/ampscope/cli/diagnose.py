@@ -125,8 +125,8 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(("auto", "native", "cuda")),
             default="auto",
             show_default=True,
-            help="On a CPU: its own rules, or CUDA's with a device that is rehearsed; auto "
-            "rehearses what needs CUDA.",
+            help="On a CPU: its own rules, or CUDA's with a device that is rehearsed; with auto, "
+            "diagnose rehearses what needs CUDA.",
         ),
         click.option(
             "--as",
