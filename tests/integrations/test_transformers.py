@@ -12,6 +12,8 @@ import torch
 import ampscope
 from ampscope.records import State
 from ampscope.watcher import AlarmBounds
+from tests.helpers.hostile_objects import MODULES, odd
+from tests.helpers.script_runner import quick
 from tests.helpers.trainers import (
     assert_nothing_left,
     assert_same_bits,
@@ -33,7 +35,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def train(folder: Path, precision: str, callback: Any = None, **more: Any) -> Any:
+def train(folder: Path, precision: str, callback: Any = None, name: str = "", **more: Any) -> Any:
     """A GPT-2 of one block. For fp16 the trainer's accelerator is given the scaler that it makes
     by itself on GPUs only."""
     transformers.set_seed(0)
@@ -53,6 +55,8 @@ def train(folder: Path, precision: str, callback: Any = None, **more: Any) -> An
         bf16=precision == "bf16",
         **({"save_strategy": "no"} | more),
     )
+    if name:
+        model.transformer.drop = odd(name)
     callbacks = [callback] if callback else []
     trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=callbacks)
     if precision == "fp16":
@@ -86,6 +90,20 @@ def test_a_training_is_recorded_as_the_trainer_logs_it(tmp_path: Path, precision
     assert {step.scale for step in steps} == {65536.0 if precision == "fp16" else None}
     assert set(gradient_scales(store)) == {65536.0 if precision == "fp16" else 1.0}
     assert "transformer.h.0.mlp.c_fc" in [module.path for module in modules(store)]
+
+
+# Accelerate itself asks a module for its attributes and for the modules in it.
+HOSTILE = sorted(MODULES.keys() - {"every attribute", "lists raise"})
+
+
+@pytest.mark.parametrize("name", quick(HOSTILE, "== makes a module"))
+def test_modules_that_answer_as_they_like_are_not_asked(tmp_path: Path, name: str) -> None:
+    store = tmp_path / "runs.db"
+    trainer = train(tmp_path, "bf16", AmpscopeCallback(store=store), name)
+    plain = train(tmp_path, "bf16", name=name)
+    assert_same_bits(trainer.model.state_dict(), plain.model.state_dict())
+    info, steps = recorded(store)
+    assert (info.state, info.message, len(steps)) == (State.FINISHED, "", STEPS)
 
 
 def test_gradient_accumulation_is_one_step(tmp_path: Path) -> None:
