@@ -141,6 +141,49 @@ def test_a_skip_stays_one_when_another_thread_steps_meanwhile() -> None:
     assert heard.skips == [True]
 
 
+class CallsBase(torch.optim.SGD):
+    """Its step calls its base class's, or raises in its place."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise ValueError("no step")
+        return super().step(closure)
+
+
+class Steps(StepListener):
+    """Keeps whose steps begin and end."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
+        self.heard.append(("before", id(optimizer)))
+
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
+        self.heard.append(("after", id(optimizer)))
+
+
+def test_a_step_that_calls_its_base_classs_is_one_step() -> None:
+    """torch wraps the step of each class of which an optimizer was made."""
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    base, calling = torch.optim.SGD([weight], 0.1), CallsBase([weight], 0.1)
+    steps = Steps()
+    with StepEvents(steps):
+        for optimizer in (calling, base):
+            optimizer.step()
+        calling.fails = True
+        with pytest.raises(ValueError, match="no step"):
+            calling.step()
+        calling.fails = False
+        calling.step()
+    whole = [(when, id(o)) for o in (calling, base) for when in ("before", "after")]
+    begun_anew = [("before", id(calling)), ("before", id(calling)), ("after", id(calling))]
+    assert steps.heard == [*whole, *begun_anew]
+
+
 @pytest.mark.parametrize("updates", [True, False])
 def test_nothing_is_kept_of_steps_that_took_their_gradients_by_hand(updates: bool) -> None:
     model, heard, loss_scaler = small_net(), Heard(), scaler(1.0)

@@ -159,6 +159,16 @@ def a_step_runs() -> bool:
     return _runs(_STEP)
 
 
+def steps_that_run() -> int:
+    """How many optimizers' steps this thread is inside of."""
+    frame: FrameType | None = sys._getframe()
+    count = 0
+    while frame is not None:
+        count += frame.f_code is _STEP
+        frame = frame.f_back
+    return count
+
+
 def _runs(code: CodeType) -> bool:
     """Whether any thread is inside a call of this code."""
     frame: FrameType | None

@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
+from ampscope.capture.global_hooks import (
+    OPTIMIZER_POST,
+    OPTIMIZER_PRE,
+    Subscription,
+    steps_that_run,
+)
 from ampscope.capture.tensors import floating_tensors, floats, in_backward, readable
 from ampscope.capture.user_objects import plain_optimizer
 from ampscope.patches import Patches
@@ -83,8 +88,10 @@ class _Running(threading.local):
     """The ``scaler.step`` of this thread: an optimizer steps in the thread of its scaler, and other
     threads may train something else."""
 
-    scaler: Any = None  # whose step runs
-    stepped = False  # an optimizer's own step has begun inside
+    def __init__(self) -> None:  # once for each thread
+        self.scaler: Any = None  # whose step runs
+        self.stepped = False  # an optimizer's own step has begun inside
+        self.steps: list[int] = []  # ids of the optimizers whose own steps run, innermost last
 
 
 class StepEvents:
@@ -198,12 +205,23 @@ class StepEvents:
             self._call(one.after_scaler_step, optimizer, scaler, stepped=stepped, raised=raised)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # torch wraps the step of each class: one that calls its base class's is heard twice.
+        steps = self._running.steps
+        if steps:
+            del steps[steps_that_run() - 1 :]  # nothing was heard of the end of one that raised
+        steps.append(id(optimizer))
+        if id(optimizer) in steps[:-1]:
+            return
         self._running.stepped = True
         has_closure = _has_closure(args, kwargs)
         for one in self._listeners:
             self._call(one.before_step, optimizer, self._running.scaler, has_closure=has_closure)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        steps = self._running.steps
+        del steps[-1:]
+        if id(optimizer) in steps:
+            return
         for one in self._listeners:
             self._call(one.after_step, optimizer, self._running.scaler)
 
