@@ -8,6 +8,7 @@ import math
 import pickle
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +38,31 @@ def test_training_is_bit_identical(store: Path) -> None:
     assert all(a == b or (a != a and b != b) for a, b in zip(bare.losses, seen.losses, strict=True))
     assert bare.scales == seen.scales
     assert all(map(torch.equal, bare.weights, seen.weights))
+
+
+class Answering(nn.Linear):
+    """Has a module for every attribute that is asked of it, once it is made."""
+
+    is_made = False
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if not self.is_made:
+                raise
+            return nn.Linear(1, 1)
+
+
+def test_a_model_with_an_answer_for_everything_is_no_wrapper(store: Path) -> None:
+    model = Answering(2, 1)
+    model.is_made = True
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, optimizer, store=store, every=1) as run:
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+    frames = recorded(store, run.id).frames
+    assert [frame.rows.sum() for frame in frames[Role.ACTIVATION]] == [3]
 
 
 def test_steps_are_what_the_loop_saw(store: Path) -> None:

@@ -208,9 +208,9 @@ def torch_optimizer(given: Any) -> Optimizer | None:
     seen: set[int] = set()
     while id(given) not in seen:
         seen.add(id(given))
-        inner = _attribute(given, "optimizer")
+        inner = attribute(given, "optimizer")
         if inner is None:
-            inner = _attribute(given, "_optimizer")
+            inner = attribute(given, "_optimizer")
         if issubclass(type(given), Optimizer):  # Accelerate's wrapper is an Optimizer itself
             found: Optimizer = inner if issubclass(type(inner), Optimizer) else given
             return found
@@ -224,7 +224,7 @@ def plain_optimizer(given: Any) -> Any:
     return given if found is None else found
 
 
-def _attribute(thing: object, name: str) -> Any:
+def attribute(thing: object, name: str) -> Any:
     """An attribute that the object itself holds; no code of its class is run."""
     try:
         held = object.__getattribute__(thing, "__dict__")
@@ -264,7 +264,7 @@ def state_of(optimizer: object) -> list[tuple[Tensor, dict[str, Any]]]:
 
 def _held_by(optimizer: object, name: str) -> Any:
     """As :func:`_attribute`; some optimizers of libraries answer by a property."""
-    found = _attribute(optimizer, name)
+    found = attribute(optimizer, name)
     if found is None and issubclass(type(optimizer), Optimizer):
         return getattr(optimizer, name, None)
     return found

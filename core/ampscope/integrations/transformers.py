@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ampscope.capture.user_objects import attribute
 from ampscope.integrations import TrainerWatch
 
 try:
@@ -35,7 +36,7 @@ class AmpscopeCallback(TrainerWatch, TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """The model and its optimizer are ready."""
-        self._start(model, optimizer, getattr(optimizer, "scaler", None))
+        self._start(model, optimizer, attribute(optimizer, "scaler"))
 
     def on_step_end(
         self,

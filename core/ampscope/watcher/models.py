@@ -26,7 +26,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ampscope.capture.model_map import ModuleIndex
 from ampscope.capture.tensors import is_dtensor, unreadable
-from ampscope.capture.user_objects import parameters
+from ampscope.capture.user_objects import children, parameters
 from ampscope.errors import BadInput
 from ampscope.store.processes import process_start_time
 
@@ -99,9 +99,11 @@ def _root(name: str, model: nn.Module) -> Root:
 
 def _layers(model: Any) -> list[Any]:
     """The wrappers of a model, outermost first, then the model."""
+    if not isinstance(model, nn.Module):
+        return [model]
     is_parallel = isinstance(model, DistributedDataParallel | DataParallel)
-    inner = model.module if is_parallel else getattr(model, "_orig_mod", None)  # torch.compile's
-    return [model, *(_layers(inner) if isinstance(inner, nn.Module) else [])]
+    inner = dict(children(model)).get("module" if is_parallel else "_orig_mod")  # torch.compile's
+    return [model, *([] if inner is None else _layers(inner))]
 
 
 def _check(root: Root) -> None:
