@@ -4,8 +4,8 @@
     python benchmarks/fuzz_scripts.py --count 20 --seed 7 --no-write
 
 Each script is one of the trainings of ``tests/helpers/hostile_objects.py`` and changes its process
-in one phase, as one of ``tests/runner/test_process_owners.py`` does. It is started in one of two
-ways: as the script itself, or in a process that a script forks.
+in one phase, as one of ``tests/helpers/process_changes.py`` does. It is started in one of three
+ways: as the script itself, or in a process that a script forks or spawns.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tests.helpers.process_changes import CHANGES  # noqa: E402
 from tests.helpers.script_runner import Runner, spec  # noqa: E402
 
 PHASES = ("import", "before the first step", "in a step", "between steps", "at the end")
-WAYS = ("alone", "process", "process", "process", "process")  # how often each is drawn
-CHUNK = 25  # scripts that one script forks
+WAYS = (*["fork"] * 15, "alone", "alone", "alone", "spawn")  # how often each is drawn: by its price
+CHUNK = 25  # scripts that one script starts
 # They would change the arithmetic of the training itself, or its own printing, midway.
 LEFT_OUT = ("fp64 by default", "a default device", "stdout", "ends at once", "little recursion")
 LOOP = "for number in range(6):\n    step(loss_of(number))\n"
@@ -52,13 +52,13 @@ for number in range(6):
     changes("between steps", number)
 changes("at the end")
 """
-FORKS = """import torch, torch._dynamo
+STARTS = """import torch, torch._dynamo
 import torch.multiprocessing as mp
 SCRIPTS = {scripts!r}
 def run(text): exec(compile(text, __file__, "exec"), {{"__name__": "__main__"}})
-for number, text in SCRIPTS:
+for number, way, text in SCRIPTS if __name__ == "__main__" else ():
     print("script", number, flush=True)
-    process = mp.get_context("fork").Process(target=run, args=(text,))
+    process = mp.get_context(way).Process(target=run, args=(text,))
     process.start(); process.join(); print("left with", process.exitcode, flush=True)
 """
 
@@ -102,20 +102,20 @@ def problems(scripts: list[Script], folder: Path) -> tuple[list[dict[str, Any]],
         runner = Runner(runs)
         for start in range(0, len(scripts), CHUNK):
             chunk = scripts[start : start + CHUNK]
-            path = _forking(chunk, folder / f"plain{start}.py")
+            path = _starting(chunk, folder / f"plain{start}.py")
             done = subprocess.run(
                 [sys.executable, path], capture_output=True, text=True, check=True
             )
             plain = _printed(done.stdout)
-            forked = [one for one in chunk if one.way == "process"]
-            seen = runner(_forking(forked, folder / f"forks{start}.py"))
+            started = [one for one in chunk if one.way != "alone"]
+            seen = runner(_starting(started, folder / f"starts{start}.py"))
             printed = _printed(seen.out.decode())
             errors = _own_failures(seen.run.info.message, seen.err.decode())
             if errors or seen.run.info.state is not State.FINISHED:
-                found.append({"scripts": [one.number for one in forked], "own": errors})
+                found.append({"scripts": [one.number for one in started], "own": errors})
             found += [
                 _told(one, plain[one.number], printed.get(one.number))
-                for one in forked
+                for one in started
                 if printed.get(one.number) != plain[one.number]
             ]
             for one in (one for one in chunk if one.way == "alone"):
@@ -132,13 +132,15 @@ def problems(scripts: list[Script], folder: Path) -> tuple[list[dict[str, Any]],
     return found, ran
 
 
-def _forking(scripts: list[Script], path: Path) -> Path:
-    path.write_text(FORKS.format(scripts=[(one.number, one.text) for one in scripts]))
+def _starting(scripts: list[Script], path: Path) -> Path:
+    """A script that runs each of ``scripts`` in a process; what runs alone is forked here."""
+    parts = [(s.number, "fork" if s.way == "alone" else s.way, s.text) for s in scripts]
+    path.write_text(STARTS.format(scripts=parts))
     return path
 
 
 def _printed(out: str) -> dict[int, tuple[list[str], int]]:
-    """What each forked script printed of its weights, and the status that it left with."""
+    """What each started script printed of its weights, and the status that it left with."""
     parts = re.findall(r"^script (\d+)\n(.*?)^left with (-?\d+)$", out, re.DOTALL | re.MULTILINE)
     return {int(n): (re.findall(r"weights \w+", text), int(code)) for n, text, code in parts}
 
