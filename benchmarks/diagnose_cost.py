@@ -35,7 +35,7 @@ PER_PROCESS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 def main() -> None:
     """One row for each script, written as it comes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--every", type=int, default=8, help="one script of so many")
+    parser.add_argument("--every", type=int, default=9, help="one script of so many")
     parser.add_argument("--out", default=str(OUT), help="a file, or - for none")
     asked = parser.parse_args()
     faults = [(script_path(a.script), a.policy) for a in ANSWERS if a.cause != "no_fault"]

@@ -61,7 +61,7 @@ def diagnoses() -> str:
         )
     lines += [
         "",
-        "| script | said | runs | plain, s | diagnosed, s | ratio |",
+        "| script | verdict | runs | plain, s | diagnosed, s | ratio |",
         "|---|---|---|---|---|---|",
     ]
     for row in found["scripts"]:

@@ -14,13 +14,13 @@ REPLACED = "replaced"  # a kind of GradientChange
 
 @dataclass(frozen=True, slots=True)
 class GradientChange:
-    """Gradients that still carried the loss scale and were changed or replaced, at one step.
+    """What a script did to gradients between backward and one step.
 
-    All numbers are of the gradients that changed, still scaled. ``kind``: factor (all were
-    multiplied by the same number), factors (each parameter's by its own), clamp (cut at
-    ``±max_after``), other (anything else: noise, masks, centring). And :data:`REPLACED`, with a
-    scale or without: they were not finite as backward computed them, and they are, or are gone,
-    when the optimizer or a scaler takes them; the norm before is of their finite entries.
+    All numbers are of the gradients that changed. ``kind``: factor (all were multiplied by the same
+    number), factors (each parameter's by its own), clamp (cut at ``±max_after``), other (anything
+    else: noise, masks, centring); all of these while they still carried the loss scale. Or
+    :data:`REPLACED`, scaled or not: backward left NaN or infinity, and the step finds finite
+    numbers or none; ``norm_before`` is of the finite entries then.
     """
 
     step: int

@@ -25,7 +25,7 @@ _NO_CUDA = (
 )
 
 # What libraries and scripts say in words of their own: a device and its lack in one line.
-_DEVICE = r"(?:cuda|\bgpus?\b|nvidia|\bnccl\b|\baccelerators?\b)"
+_DEVICE = r"(?:(?<![a-z/])cuda|\bgpus?\b|\bnvidia\b|\bnccl\b|\baccelerators?\b)"
 _LACK = (
     r"(?:\bno\b|\bnot\b|n't\b|\bcannot\b|\bnone\b|\bwithout\b|\bonly\b|\bneed|\brequire|\bmust\b"
     r"|\bmissing\b|\blacks?\b|\bunavailable\b|\bunable\b|\bat least\b|\bis False\b|\bassert\b|\[\])"
@@ -35,8 +35,7 @@ _SAYS_NO_CUDA = re.compile(
     re.IGNORECASE,
 )
 _MAY_WANT_CUDA = (
-    "If it wants a CUDA device, which this machine has none of: --policy cuda rehearses one on the "
-    "CPU."
+    "This machine has no CUDA device. If the script needs one, --policy cuda simulates it."
 )
 
 # What code that is compiled for CUDA says where there is no device, and what the script could do
@@ -153,7 +152,8 @@ def may_want_cuda(outcome: Outcome, said: str) -> bool:
     end: libraries have words of their own, and others wrap them."""
     if outcome.steps or outcome.ended not in ("exception", "exit", "returned"):
         return False
-    return _cuda_code(outcome.error_text) is None and bool(_SAYS_NO_CUDA.search(said))
+    lines = "\n".join(s for s in said.splitlines() if "No such file" not in s)  # paths say nothing
+    return _cuda_code(outcome.error_text) is None and bool(_SAYS_NO_CUDA.search(lines))
 
 
 def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:

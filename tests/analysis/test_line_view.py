@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ampscope.analysis.hand_casts import HandCast, hand_casts, without_casts
 from ampscope.analysis.line_view import (
-    HandCast,
     ModuleLine,
     files,
-    hand_casts,
     module_line,
     place,
-    without_casts,
 )
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, LineUse, Observation, Outcome, SourceText

@@ -52,6 +52,8 @@ SAID = (
 )
 OTHER = (
     "FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'runs_cuda/x.csv', or not found",
+    "ValueError: /data/cuda_v2/x.csv has no header",
     "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
     "GPU available: False, used: False\nKeyError: 'x'",
     "device: cpu\nValueError: num_heads must divide the width",

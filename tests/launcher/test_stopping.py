@@ -135,7 +135,7 @@ def test_a_signal_behind_the_cause_ends_with_the_verdict_so_far(
         printed, rest = process.communicate(timeout=60)
     document = checked(out.read_text())
     assert process.returncode == 1, said + rest
-    assert said.index("Root cause: ") < said.index("trying fixes, 1 of at most")
+    assert said.index("Root cause so far: ") < said.index("trying fixes, 1 of at most")
     assert rest.splitlines()[-1] == "ampscope: Cancelled. What was recorded is kept."
     assert document["findings"][0]["cause"] == "activation_overflow"
     assert document["findings"][0]["fix"]["verified"] is (None if "no fix" in says else False)

@@ -146,6 +146,9 @@ def test_a_value_that_preparing_the_data_made_is_bad_data() -> None:
         ("return a / b.sum() + c.div(d)", ["b.sum()", "d"]),
         ("x /= n", ["n"]),
         ("y = torch.div(x, scale) / 2", ["scale"]),
+        ("y = torch.div(x, other=scale)", ["scale"]),
+        ("if x / y > 0:", ["y"]),
+        ("returned = a / b", ["b"]),
         ("y = F.normalize(x)", []),
         ("y = f(x,", []),
     ],
@@ -179,7 +182,7 @@ def test_a_division_by_zero_is_said_with_its_divisor_and_no_learning_rate_is_run
     assert said in verdict.reason
     assert (verdict.op, verdict.line) == (op.op, op.line)
     assert verdict.fix.controls == ()
-    assert "weights" not in verdict.fix.text
+    assert verdict.fix.kind == "rewrite_op"
 
 
 def test_of_several_divisors_in_a_line_each_is_kept_from_zero() -> None:
@@ -187,8 +190,16 @@ def test_of_several_divisors_in_a_line_each_is_kept_from_zero() -> None:
     dead = fp32_run(steps((NAN,) * STEPS, **DEAD), op)
     (finding,) = diagnose(evidence(run(NAN_STEPS, op), dead)).findings
     assert set(finding.verdict.fix.patch.splitlines()) == {
-        "max(W - 1, 1)  # in place of W - 1", "max(H - 1, 1)  # in place of H - 1",
+        "(W - 1 or 1)  # in place of W - 1", "(H - 1 or 1)  # in place of H - 1",
     }  # fmt: skip
+
+
+def test_a_division_that_the_fp32_control_alone_records_is_told_of_that_control() -> None:
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), DIVISION)
+    found = diagnose(evidence(run(NAN_STEPS), dead, bf16=run(NAN_STEPS, control="bf16")))
+    assert causes(found) == ["not_amp_divergence"]
+    assert {measured.run for measured in found.findings[0].verdict.evidence} == {"fp32"}
+    assert "True" not in [measured.value for measured in found.findings[0].verdict.evidence]
 
 
 CTC = bad_op(

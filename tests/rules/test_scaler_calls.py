@@ -190,6 +190,8 @@ def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones(
     sound = (
         evidence(run(made, calls=log(SCALED_LOOP)), fp32),  # cleared, and skipped all the same
         evidence(run(made, calls=log(SCALED_LOOP[1:])), None),  # no run clears them by zero_grad
+        # Once, before the loop: they are cleared otherwise.
+        evidence(run(made, calls=(ZERO, *log(SCALED_LOOP[1:]))), fp32_run(None, calls=(ZERO,))),
         # Taken without a zero_grad: they are cleared otherwise.
         evidence(run(but(made, (9,), skipped=False, grad_nonfinite=0),
                      calls=log(SCALED_LOOP[1:])), fp32),

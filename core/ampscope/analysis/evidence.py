@@ -245,7 +245,7 @@ def is_singular(op: BadOp) -> bool:
         return True
     name = op.op.rpartition(".")[2]
     if name in VARIANCES:
-        # Finite numbers have a variance, but for too few of them: one less than one is zero.
+        # Of finite numbers fp32 gives NaN only where there is one element: n - 1 is 0.
         return op.nan > 0 and op.fp32_finite is False and op.fp32_max is None
     if name not in _SINGULAR:
         return False

@@ -1,14 +1,12 @@
 """A script's own text with, beside each line, the dtypes it computed in and what began there.
 
 From the observations of one run alone: the texts that it kept, what its lines did in the first
-steps, ops that gave NaN or infinity, and steps that were left out because of them. Also the casts
-to half precision that a script writes itself (:func:`hand_casts`).
+steps, ops that gave NaN or infinity, and steps that were left out because of them.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,50 +163,6 @@ def _forward_line(of: ast.ClassDef, child: str) -> int:
         and node.value.id == "self"
     )
     return min(uses, default=0)
-
-
-# Casts that the script writes itself. Autocast owns none of them: it neither made them nor,
-# switched to bf16, changes them.
-
-
-_HALF = r"torch\.(?:float16|half|bfloat16)"
-_CAST = re.compile(
-    rf"""\.(?:half|bfloat16)\(\)|\.(?:to|type)\(\s*(?:dtype\s*=\s*)?{_HALF}\s*\)"""
-    r"""|\.type\(\s*["']torch\.(?:cuda\.)?(?:Half|BFloat16)Tensor["']\s*\)"""
-)
-_CAST_BESIDE = re.compile(rf"(\.to\([^()]*?),\s*(?:dtype\s*=\s*)?{_HALF}")  # .to("cuda", HALF)
-
-
-@dataclass(frozen=True, slots=True)
-class HandCast:
-    """A line that casts to ``dtype`` in so many words; ``without``: its text without the cast."""
-
-    line: str
-    dtype: str
-    without: str
-
-
-def without_casts(code: str) -> str:
-    """A line of a script without the casts to half precision that it spells out."""
-    return _CAST_BESIDE.sub(r"\1", _CAST.sub("", code))
-
-
-def hand_casts(run: RunView) -> list[HandCast]:
-    """The lines whose casts were seen to make half precision of wider numbers, in the order in
-    which they ran; none where autocast makes some as well."""
-    if run.outcome.uses_autocast:
-        return []
-    texts = {source.file: source.lines for source in run.sources}
-    found: dict[str, HandCast] = {}
-    for use in run.line_uses:
-        if use.op not in CASTS or use.backward or use.makes not in ("fp16", "bf16"):
-            continue
-        file, number = place(use.line)
-        text = texts.get(file, ())[number - 1 : number]
-        if use.takes[-1:] in (("fp32",), ("fp64",)) and text and without_casts(text[0]) != text[0]:
-            cast = HandCast(use.line, use.makes, without_casts(text[0]).strip())
-            found.setdefault(use.line, cast)
-    return list(found.values())
 
 
 def _by_line(uses: Iterable[LineUse]) -> defaultdict[tuple[str, int], list[LineUse]]:

@@ -158,8 +158,9 @@ def own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 @contextlib.contextmanager
 def instead(root: nn.Module, others: Mapping[int, Tensor]) -> Iterator[None]:
-    """Other tensors in the places of parameters and buffers of ``root``, by these ones' ids; then
-    its own again. torch's ``functional_call`` would hash and compare its modules."""
+    """Inside, the parameters and buffers of ``root`` whose ids are in ``others`` are those tensors;
+    then they are its own again, whatever happened. torch's ``functional_call`` would hash and
+    compare the modules."""
     own: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for _, module in modules(root):

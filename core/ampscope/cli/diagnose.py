@@ -215,7 +215,8 @@ def diagnose(
     so_far: list[DiagnosisResult] = []
 
     def hear(report: DiagnosisResult) -> None:
-        if not so_far:
+        cause = report.diagnosis.findings[0].cause
+        if not so_far or so_far[0].diagnosis.findings[0].cause != cause:
             print_cause(report, progress)
         so_far[:] = [report]
 

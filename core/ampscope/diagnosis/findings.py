@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.line_view import hand_casts
+from ampscope.analysis.hand_casts import hand_casts
 from ampscope.control import Control
 from ampscope.rules.catalog import all_rules, in_words_of
 from ampscope.rules.verdict import (
@@ -71,20 +71,17 @@ def _with_replaced(findings: tuple[Finding, ...], evidence: Evidence) -> tuple[F
     return (dataclasses.replace(findings[0], verdict=verdict), *findings[1:])
 
 
-MOST_CASTS = 8  # lines that are changed together
-
-
 def casts_left_out(evidence: Evidence) -> Fix | None:
     """In place of a run in bf16: the script without its own casts to half precision. No autocast
     owns them, so there is nothing to switch to bf16. None where there are no such casts."""
     casts = hand_casts(evidence.baseline)
-    if not 0 < len(casts) <= MOST_CASTS:
+    if not casts:
         return None
     at = ", ".join(cast.line for cast in casts)
     dtypes = " and ".join(dict.fromkeys(cast.dtype for cast in casts))
     return Fix(
         "drop_cast",
-        f"Leave out the cast to {dtypes} at {at}: no autocast made it.",
+        f"Leave out the cast to {dtypes} at {at}: the script makes it, not autocast.",
         "".join(f"{cast.without}  # in place of {cast.line}\n" for cast in casts),
         (Control.of(fp32_lines=tuple(cast.line for cast in casts)),),
     )

@@ -32,7 +32,7 @@ OF_COMPILERS = frozenset(
 )
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
-SO_FAR = "Verdict so far: "  # how the note on one begins that was not waited for to the end
+SO_FAR = "Verdict so far: "  # begins the note on a diagnosis that was ended early
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def report_of(
     )
 
 
-def so_far(run: int, most: int) -> str:
+def partial_note(run: int, most: int) -> str:
     """The note on a verdict of which ``run`` of ``most`` fixes have been run."""
     if not run:
         return f"{SO_FAR}no fix was run."

@@ -216,7 +216,7 @@ class DiagnosisPlan:
         in fp32 nor the finding's own line is enough, the smallest set of modules is looked for
         before several lines are tried."""
         may_search = finding.cause in result.SEARCHED
-        for control in self._known(finding)[:MAX_FIX_RUNS]:
+        for control in self.known(finding)[:MAX_FIX_RUNS]:
             with self._fix():
                 if self._run_trial(finding, control, finding.verdict.fix):
                     return
@@ -235,13 +235,15 @@ class DiagnosisPlan:
         """Begin with the fixes of ``findings``: how many will be run at most. The search for a set
         of modules is one; a fix that takes in further lines remains one."""
         first, others = findings[0], findings[1:MAX_TRIED]
-        known = self._known(first)[:MAX_FIX_RUNS]
+        known = self.known(first)[:MAX_FIX_RUNS]
         self.most_fixes = len(known)
         if first.cause in result.SEARCHED:
             self.most_fixes += 1 + ("bf16" not in known and not self.evidence.emulates_bf16)
-        self.most_fixes += sum(len(self._known(other)[:MAX_NEXT_RUNS]) for other in others)
+            casts = casts_left_out(self.evidence)
+            self.most_fixes += casts is not None and casts.controls[0] not in known
+        self.most_fixes += sum(len(self.known(other)[:MAX_NEXT_RUNS]) for other in others)
 
-    def _known(self, finding: Finding) -> list[str]:
+    def known(self, finding: Finding) -> list[str]:
         """The fixes that the rule proposes, the script's framework has, and which may cure."""
         return [
             control
@@ -267,8 +269,9 @@ class DiagnosisPlan:
         """The findings in the order that the trials give them: where no fix of the first one cures,
         or only one that a neighbour shares, those of the next are run."""
         first = diagnosis.findings[0]
-        none_can = any(
-            comes_too_late(first, control, self.evidence) for control in first.verdict.fix.controls
+        controls = first.verdict.fix.controls
+        none_can = bool(controls) and all(
+            comes_too_late(first, control, self.evidence) for control in controls
         )
         if not self.trials and not none_can:
             return diagnosis
@@ -284,7 +287,7 @@ class DiagnosisPlan:
             is_asked = is_quick and is_open(first, finding, self.evidence)
             if not (in_vain or is_asked):
                 continue
-            for control in self._known(finding)[:MAX_NEXT_RUNS]:
+            for control in self.known(finding)[:MAX_NEXT_RUNS]:
                 with self._fix():
                     cures = self._run_trial(finding, control, finding.verdict.fix)
                 if cures:
@@ -302,15 +305,17 @@ class DiagnosisPlan:
         return cured is not False
 
     def _try_bf16(self, finding: Finding) -> bool:
-        """Run it in bf16, once, where the GPU has bf16; where the script casts by hand, without
-        those casts."""
-        fix = casts_left_out(self.evidence) or result.USE_BF16
-        (control,) = fix.controls
-        lacks = control == "bf16" and self.evidence.emulates_bf16
-        if lacks or any(t.control == control for t in self.trials):
-            return False
-        with self._fix():
-            return self._run_trial(finding, control, fix)
+        """Run it without the casts that the script writes itself, if there are some; then in bf16,
+        where the GPU has bf16. Each once."""
+        for fix in filter(None, (casts_left_out(self.evidence), result.USE_BF16)):
+            (control,) = fix.controls
+            lacks = control == "bf16" and self.evidence.emulates_bf16
+            if lacks or any(t.control == control for t in self.trials):
+                continue
+            with self._fix():
+                if self._run_trial(finding, control, fix):
+                    return True
+        return False
 
     def _was_stopped(self, control: str) -> bool:
         """Whether a user stopped the run, from the dashboard for example."""
@@ -515,7 +520,7 @@ def run_diagnosis(
             if verify:
                 _hand_on(plan, diagnosis, started, hear)
         if verify and diagnosis.findings:
-            plan.ahead(diagnosis.findings[0].verdict.fix.controls[:MAX_FIX_RUNS])
+            plan.ahead(plan.known(diagnosis.findings[0])[:MAX_FIX_RUNS])
             plan.try_fixes(diagnosis.findings[0])
             diagnosis = plan.settled(diagnosis)
         return _report(plan, diagnosis, started)
@@ -547,7 +552,7 @@ def _report(
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
     found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
     if not is_last:
-        note = result.so_far(plan.ended_fixes, plan.most_fixes)
+        note = result.partial_note(plan.ended_fixes, plan.most_fixes)
         found = replace(found, notes=(*found.notes, note))
     keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
     return found

@@ -218,7 +218,7 @@ def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tensor.to(_NARROWER.get(tensor.dtype, tensor.dtype))
 
     wide_args, wide_kwargs = tree_map_only(Tensor, wide, (args, kwargs))
-    with _CufftSizes():  # type: ignore[no-untyped-call]  # likewise
+    with _CufftSizes():  # type: ignore[no-untyped-call]  # torch's is untyped
         result = func(*wide_args, **wide_kwargs)
     if args and result is wide_args[0]:  # in place
         return args[0].copy_(result)

@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass, replace
 
-from ampscope.analysis.line_view import without_casts
+from ampscope.analysis.hand_casts import without_casts
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES, FIX_KINDS
 from ampscope.control import COMPILED, Control
@@ -309,7 +309,7 @@ def run_lines(report: DiagnosisResult) -> list[str]:
 def _run_name(report: DiagnosisResult, word: str) -> str:
     """What a run is called beside the others: bf16 is none of a script that trains in it."""
     is_own = word == "bf16" and _is_in_bf16(report)
-    own = ", as it trains already, and without a loss scale" if is_own else ""
+    own = ", the script's own precision, without its loss scale" if is_own else ""
     return f"{Control(word).words}{own}"
 
 
@@ -317,7 +317,7 @@ def _unseen(report: DiagnosisResult, word: str) -> str:
     """What to say of the baseline run where a cause was found without a symptom; "" elsewhere."""
     if word != "as_is" or not report.diagnosis.findings:
         return ""
-    return "no symptom in these steps; the cause above is in what the script does"
+    return "no symptom in these steps; the fault is in the script's calls"
 
 
 def _is_in_bf16(report: DiagnosisResult) -> bool:

@@ -60,7 +60,7 @@ def print_cause(report: DiagnosisResult, console: Console) -> None:
     """The root cause in one paragraph, before its fixes are run."""
     finding = report.diagnosis.findings[0]
     at = finding.verdict.line or finding.verdict.module
-    title = verdict_words.heading(finding, "Root cause")
+    title = verdict_words.heading(finding, "Root cause so far")
     text = f"{title}{f', at {at}' if at else ''}. {finding.verdict.reason}"
     console.print(_said(text), soft_wrap=True)
 

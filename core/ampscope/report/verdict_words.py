@@ -82,7 +82,7 @@ def _uncompared(report: DiagnosisResult) -> str:
     text = f"There is no fp32 control to compare them with: in fp32 {said}."
     halves = [dtype for dtype, _ in use.flops if dtype in ("fp16", "bf16")]
     if run is not None and "AssertionError" in run.message and halves:
-        text += f" The assertion holds in {halves[0]}: the script demands that precision."
+        text += f" The same assertion holds in {halves[0]}."
     return text
 
 
@@ -90,7 +90,7 @@ def _raised_alone(report: DiagnosisResult) -> bool:
     """The fp32 control ended by an error that the baseline run did not meet: it shows no failure of
     the training in fp32."""
     seen = report.control_symptoms.get("fp32", ())
-    return Symptom.EXCEPTION in seen and Symptom.EXCEPTION not in report.diagnosis.symptoms
+    return {*seen} == {Symptom.EXCEPTION} and Symptom.EXCEPTION not in report.diagnosis.symptoms
 
 
 def heading(finding: Finding, rank: str = "Root cause") -> str:

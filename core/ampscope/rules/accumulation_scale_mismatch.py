@@ -73,7 +73,7 @@ MIN_KEPT = 3  # steps in a row
 
 def _kept_gradients(evidence: Evidence) -> list[Call]:
     """Steps that were skipped while the gradients of an earlier skipped step were still there. None
-    where one of them was taken, or no run calls zero_grad: the script clears them otherwise."""
+    where one of them was taken, or no run clears by zero_grad: the script clears them otherwise."""
     run = evidence.baseline
     if not _clearing(evidence):
         return []
@@ -94,9 +94,15 @@ def _kept_gradients(evidence: Evidence) -> list[Call]:
 
 
 def _clearing(evidence: Evidence) -> Call | None:
-    """The first zero_grad that any run calls."""
-    calls = (call for view in evidence.runs.values() for call in view.calls)
-    return next((call for call in calls if call.name == "zero_grad"), None)
+    """The first zero_grad of a run that calls it before each step from the second on, as far as its
+    calls are kept. A single call, before the loop or once an epoch, clears nothing."""
+    for run in evidence.runs.values():
+        cleared = {call.step: call for call in reversed(run.calls) if call.name == "zero_grad"}
+        last = max((call.step for call in run.calls), default=0)
+        stepped = sorted({a.step for a in run.steps if a.step <= last})
+        if len(stepped) > 1 and cleared.keys() >= {*stepped[1:]}:
+            return cleared[min(cleared)]
+    return None
 
 
 def _never_cleared(kept: list[Call], clearing: Call | None) -> Verdict:

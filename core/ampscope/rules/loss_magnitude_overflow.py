@@ -17,7 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.line_view import hand_casts
+from ampscope.analysis.hand_casts import hand_casts
 from ampscope.analysis.skips import fails_forward, part_of_the_loss, scale_facts, static_scale
 from ampscope.rules.roots import is_overflow
 from ampscope.rules.verdict import (

@@ -177,7 +177,7 @@ def no_precision_trains(evidence: Evidence) -> Verdict:
     root = root_op(fp32)
     op = root.op if root is not None else None
     if op is not None and op.phase == "forward" and is_singular(op):
-        return _formula(op)
+        return _formula(op, "fp32")
     lower = lower_rates(fp32, bad)
     where = "" if op is None else f" There {op.op} gives the first non-finite value ({place(op)})."
     return Verdict(
@@ -213,13 +213,14 @@ def _undivided(factor: float) -> str:
     )
 
 
-def _formula(op: BadOp) -> Verdict:
-    """Not a matter of growth: the script asks for a value that does not exist."""
+def _formula(op: BadOp, run: str = "as_is") -> Verdict:
+    """Not a matter of growth: the script asks for a value that does not exist. ``op``: of the
+    baseline, and the fp32 control fails at it as well; or of the control alone, ``run``."""
     name = op.op.rpartition(".")[2]
     meets = f"{op.op} meets an input of exactly zero, or outside its domain,"
     text, patch = "Keep the input away from zero: a clamp or an epsilon.", FORMULA_PATCH
     if name in VARIANCES:
-        meets = f"{op.op} is taken of a single element, so that it divides by one less, zero,"
+        meets = f"{op.op} of a single element divides by n - 1 = 0,"
         text = "Give it more than one element, or correction=0, which divides by their number."
         patch = "spread = x.std(dim, correction=0)\n"
     elif name.startswith("div"):
@@ -232,14 +233,22 @@ def _formula(op: BadOp) -> Verdict:
         text = f"Keep {divisor} away from zero, or leave the division out where it is 0."
         if divisors:
             is_number = len(op.inputs) < 2 or op.inputs[1].shape == ()
-            kept = "max({}, 1)" if is_number else "({}).clamp(min=1e-6)"
+            # Nothing but an exact zero is changed.
+            kept = "({0} or 1)" if is_number else "torch.where({0} == 0, 1, {0})"
             patch = "".join(f"{kept.format(d)}  # in place of {d}\n" for d in divisors)
+    fails = "in the fp32 control, which fails too."
+    extra: tuple[Measurement, ...] = ()
+    if run == "as_is":
+        fails = "and fp32 fails at the same op and step."
+        shared = "fp32 fails at the same op and step"
+        extra = (Measurement(shared, "True", run="fp32", step=op.step),)
     return op_verdict(
         RootOp(op, Arrives.LOSS),
         f"AMP is innocent: line {op.line} asks for a value that no precision computes at step"
-        f" {op.step}{sample(op)}. {meets} and fp32 fails at the same op and step.",
+        f" {op.step}{sample(op)}. {meets} {fails}",
         Fix("rewrite_op", text, patch),
-        (Measurement("fp32 fails at the same op and step", "True", run="fp32", step=op.step),),
+        extra,
+        run,
     )
 
 
@@ -249,7 +258,7 @@ _DIVIDING = frozenset(("div", "div_", "divide", "divide_", "true_divide", "true_
 def divisors_of(code: str) -> list[str]:
     """What a line of the script divides by, each once; [] where it cannot be read alone."""
     try:
-        tree = ast.parse(code.rstrip(":") if not code.startswith("return") else code[6:].strip())
+        tree = ast.parse(f"{code} pass" if code.endswith(":") else code)
     except (SyntaxError, ValueError, RecursionError):
         return []
     found: list[ast.expr] = []
@@ -258,8 +267,8 @@ def divisors_of(code: str) -> list[str]:
             found.append(node.right)
         elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
             found.append(node.value)
-        elif isinstance(node, ast.Call) and _divides(node.func) and node.args:
-            found.append(node.args[-1])
+        elif isinstance(node, ast.Call) and _divides(node.func):
+            found += [k.value for k in node.keywords if k.arg == "other"] or node.args[-1:]
     varying = (node for node in found if not isinstance(node, ast.Constant) or not node.value)
     return list(dict.fromkeys(map(ast.unparse, varying)))
 

@@ -159,11 +159,13 @@ def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
     return tuple(found)
 
 
-def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = ()) -> Verdict:
-    """A found verdict about one op."""
+def op_verdict(
+    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = "as_is"
+) -> Verdict:
+    """A found verdict about one op, which was seen in ``run``."""
     op = root.op
     library = f" The op itself stands at {op.library}." if op.library else ""
-    values = magnitudes(op)
+    values = magnitudes(op, run)
     if root.arrives is Arrives.NOWHERE and op.lost is not None:
         reason += (
             f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"

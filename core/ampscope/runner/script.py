@@ -87,7 +87,8 @@ UNLIMITED = (
 )
 
 
-# In wait for half precision: times the steps that are looked at, and seconds once these are over.
+# How long half precision is waited for: so many times ``spec.steps`` at most, and so many seconds
+# after those steps.
 MOST_WAITED, MOST_WAITED_S = 3, 24.0
 
 
@@ -272,7 +273,7 @@ class _Run:
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
         if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
-            count = 0
+            count = 0  # only a time limit or cancelling may end it
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped:
             raise Enough
@@ -303,15 +304,15 @@ class _Run:
         return self.cuda.follows_device or (in_fp32 and self.cuda.is_awaited)
 
     def _rehearsed_instead(self) -> None:
-        """Where the policy is still open, end the process here and now: without the device that the
-        script wants, it is another training, and is run again on one that is stood in for. No
-        exception, for the script may catch it. A process among others runs on: they wait for it.
-        So does a control: the unchanged script decides."""
+        """Under an open policy, end the process now: the script wants CUDA, and is run again on a
+        simulated device. Not by an exception, which it may catch. Controls and processes among
+        others, which wait for them, run on."""
         among_others = self.ranks is None or self.ranks.started
         is_open = self.spec.policy == AUTO and self.spec.control == BASELINE
         if self.stopped or not is_open or not self.processes.is_own or among_others:
             return
         self.stopped = "steps"
+        self.cuda.ends_the_run()
         self.recorder.switch_off()
         # Temporary folders and the like are cleaned up. Threads may wait for what never comes.
         end_python_within(CLEANED_UP_S, self._leave, joins_threads=False)

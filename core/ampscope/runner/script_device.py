@@ -94,6 +94,10 @@ class CudaRequests:
         facts = {use.name for use in self._requests.records()}
         return self.is_awaited and (self._stayed_off or "cpu_default" in facts)
 
+    def ends_the_run(self) -> None:
+        """The run ends for want of a device, and says so to those who may run it again."""
+        self._requests.add("cuda_missing", "training", "")
+
     def _note_on_cuda(self, *, ran_half: bool) -> str:
         if not self._asked:
             return ""

@@ -324,8 +324,8 @@ class _Imported:
 _IMPORT = """try:
     import ampscope.runner.script
     ampscope.runner.script_ranks.rejoin({mirror!r})
-except ImportError:
-    pass
+except Exception:
+    pass  # the process trains on, unrecorded
 """
 
 
@@ -390,10 +390,9 @@ class _Record:
         self._writing = ScriptWriting(self._writer)
 
 
-def _tell(error: Exception) -> None:
+def _tell(error: Exception, lacks: str = "is not recorded in full") -> None:
     with contextlib.suppress(Exception):
-        text = f"ampscope: this rank is not recorded in full: {in_words(error)}\n"
-        os.write(2, text.encode())
+        os.write(2, f"ampscope: this rank {lacks}: {in_words(error)}\n".encode())
 
 
 def _place(ticket: Ticket) -> tuple[int, int]:
@@ -420,7 +419,7 @@ def follow(
         with Reader(store) as reader:
             launcher = reader.run(ticket.run_id)
     except Exception as error:
-        _tell(error)
+        _tell(error, "is not recorded, and trains without what this run changes")
     if launcher is None:
         return action()
     spec = dataclasses.replace(launcher.spec, workload=ticket.workload)

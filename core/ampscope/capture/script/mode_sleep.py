@@ -45,7 +45,7 @@ class ModeSleep:
 
     def wake(self) -> None:
         """Back to the place on the stack that it had; from outside any op, in the thread in which
-        it left. Where other modes are under it by now, it waits for the next call."""
+        it left. Where other modes are under it by now, a later call may succeed."""
         self._forget()
         if not self.is_asleep or threading.get_ident() != self._thread:
             return
@@ -69,10 +69,11 @@ class ModeSleep:
         self.is_asleep, self._below = False, []
 
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
-        stack = _get_current_dispatch_mode_stack()
-        leaves = bool(stack) and stack[-1] is self._mode and not in_backward()
-        if not leaves and event != "return":
+        if in_backward() and event != "return":
             return self._traced
+        stack = _get_current_dispatch_mode_stack()
+        # Below another mode it stays: waiting for that one to leave would cost more than it saves.
+        leaves = bool(stack) and stack[-1] is self._mode and not in_backward()
         self._forget()
         if leaves:
             _pop_mode()
@@ -85,7 +86,8 @@ class ModeSleep:
         frame, self._frame = self._frame, None
         if frame is None:
             return
-        frame.f_trace = None
+        if frame.f_trace == self._traced:  # not a debugger's, which came meanwhile
+            frame.f_trace = None
         if sys.gettrace() is _no_frame:
             sys.settrace(None)
 

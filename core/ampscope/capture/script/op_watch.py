@@ -12,6 +12,7 @@ import bisect
 import dataclasses
 import functools
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ _WORKSPACE = {
     "_scaled_dot_product_cudnn_attention": (1,),
 }
 _OWN = str(Path(__file__).resolve().parents[2])
-_TORCH = str(Path(torch.__file__).parent / "_")[:-1]
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 # Results come from other processes: a value that is not finite was made there, or by their sum.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
@@ -125,9 +126,9 @@ class OpWatch(StepListener):
         return self._sleep.is_asleep
 
     def training_begins(self, *, has_begun: bool = False) -> None:
-        """A forward pass of what is trained is about to run, or gradients are emptied;
-        ``has_begun``: a backward pass or a step is. What was looked at before the first is no part
-        of the budget."""
+        """A training begins: a forward pass, or gradients are cleared. ``has_begun``: it is seen
+        only at a backward pass or a step, behind the forward pass. Only the first call counts; the
+        budget of ops starts here."""
         if not self.trains:
             self.trains = True
             self._missed_forward = has_begun and self.is_asleep
@@ -151,6 +152,7 @@ class OpWatch(StepListener):
         """Called inside an op, which has been looked at."""
         if self._sleeps_at is not None and self.seen_ops >= self._sleeps_at:
             self._slept_at = self.seen_ops
+            self._sleeps_at = 2 * self.seen_ops  # should it be kept awake now
             self._sleep.ask(_calling(self.lines))
 
     @property
@@ -274,7 +276,10 @@ class OpWatch(StepListener):
         """What of the training was missed; "" where it was watched from its first op."""
         if not self._missed_forward:
             return ""
-        return "The ops of the first forward pass were not looked at: no model was called."
+        return (
+            "The ops of the first forward pass are not recorded: no module with trainable "
+            "parameters was called before the first backward pass or step."
+        )
 
     @property
     def graph_note(self) -> str:
