@@ -99,6 +99,11 @@ def by_hand() -> object:
     return torch.ones(2, requires_grad=True).sum().backward()
 
 
+def in_region(dtype: torch.dtype | None) -> None:
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        pass
+
+
 @pytest.mark.parametrize(
     ("begins", "wakes"),
     [
@@ -106,8 +111,8 @@ def by_hand() -> object:
         (by_hand, True),
         (lambda: torch.optim.SGD([torch.ones(2, requires_grad=True)]).zero_grad(), True),
         (lambda: nn.Linear(2, 2).half(), True),
-        (lambda: torch.autocast("cpu", torch.bfloat16).__enter__(), True),
-        (lambda: torch.autocast("cpu", enabled=False).__enter__(), True),  # as in an fp32 control
+        (lambda: in_region(torch.bfloat16), True),
+        (lambda: in_region(None), True),  # as in an fp32 control
         (lambda: torch.ones(2).to(torch.float64), False),
         (lambda: nn.Linear(16, 1).requires_grad_(False)(torch.ones(1, 16)), False),
         (lambda: torch.no_grad()(of_fp32_model)(), False),
@@ -115,14 +120,11 @@ def by_hand() -> object:
 )
 def test_what_wakes(begins: Callable[[], object], wakes: bool) -> None:
     found = recorder()
-    regions = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     with found.watching():
         prepared(200)
         assert found.watch.is_asleep
         begins()
         assert found.watch.is_asleep is not wakes
-    torch.set_autocast_enabled("cpu", regions[0])
-    torch.set_autocast_dtype("cpu", regions[1])
 
 
 def test_methods_of_tensors_stay_torchs_own() -> None:
