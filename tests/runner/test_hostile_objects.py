@@ -18,6 +18,10 @@ from ampscope.watcher.replay_child import prepare
 from tests.helpers.hostile_objects import TRAININGS, script, trained
 from tests.helpers.script_runner import Runner, quick, spec, write_script
 
+# Plain and watched trainings run in this process; torch warns of one that replaces `step`.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Seems like `optimizer.step\\(\\)` has been overridden"
+)
 QUICK = ("== makes a module", "optimizer: wrapper", "every attribute")
 STEPS = {"optimizer: a dictionary of them": 12, "optimizer: none of torch's": 6}
 # What a watch refuses, with its reason.
@@ -61,7 +65,6 @@ def test_a_module_in_fp32_by_a_control(name: str, runner: Runner, folder: Path) 
     assert ran.outcome.ended == "returned", ran.outcome
 
 
-@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step\\(\\)` has been overridden")
 @pytest.mark.parametrize("name", quick(TRAININGS, "no hash", "tensors", "optimizer: a closure"))
 def test_a_watched_training_is_the_plain_one_and_its_bad_step_is_kept(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
