@@ -71,6 +71,8 @@ class Odd(torch.nn.ReLU):
         return super().forward(x)
 """,
 }
+# Accelerate itself asks a module for its attributes and for the modules in it.
+TAKEN_BY_ACCELERATE = sorted(MODULES.keys() - {"every attribute", "lists raise"})
 TRAININGS = {name: text + _NET.format("Odd()") + _SGD for name, text in MODULES.items()}
 TRAININGS["no hash"] = """
 class Odd(torch.nn.Module):
