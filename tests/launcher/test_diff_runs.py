@@ -125,7 +125,7 @@ def test_autocast_fills_the_ledger_and_is_rounding(tmp_path: Path, script: str) 
     assert status == 1
     rows = {(row["kind"], row["name"]): row for row in found["ledger"]}
     second = rows["activation", "0"]["second"]
-    set_by = ("bf16", "train.py:11", "autocast (bf16)")
+    set_by = ("bf16", "train.py:12", "autocast (bf16)")
     assert (second["dtype"], second["line"], second["why"]) == set_by
     assert {kind for kind, _ in rows} == {"activation"}
     assert "Other dtypes:" in printed
