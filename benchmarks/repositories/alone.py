@@ -2,10 +2,13 @@
 
 python alone.py native train.py ARGUMENTS…     # as Python does
 python alone.py rehearsal train.py ARGUMENTS…  # on the device that a rehearsal stands in for
+
+Processes that the script spawns rehearse as well: ``probe/sitecustomize.py`` sees to it.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import runpy
 import sys
@@ -54,6 +57,8 @@ def main() -> None:
     random.seed(SEED)
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
+    if how == "rehearsal":
+        os.environ["REHEARSED_FOLDER"] = folder
     with rehearsal(folder) if how == "rehearsal" else nullcontext():
         if is_module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,23 @@ def pictures(
         Image.fromarray(_picture(rng, size, number)[0]).save(place / name.format(number=number))
 
 
-def masked_pictures(folder: Path, count: int = 20, size: int = 48) -> None:
-    """``imgs`` and ``masks`` with the same names."""
+def masked_pictures(
+    folder: Path,
+    count: int = 20,
+    size: int = 48,
+    names: tuple[str, str] = ("imgs/{number:04}.png", "masks/{number:04}.png"),
+    white: int = 1,
+) -> None:
+    """Pictures, and masks that are ``white`` where the disc is."""
     from PIL import Image
 
     rng = np.random.default_rng(SEED)
-    for kind in ("imgs", "masks"):
-        (folder / kind).mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         picture, mask = _picture(rng, size, number)
-        Image.fromarray(picture).save(folder / "imgs" / f"{number:04}.png")
-        Image.fromarray(mask).save(folder / "masks" / f"{number:04}.png")
+        for name, shown in zip(names, (picture, mask * white), strict=True):
+            Image.fromarray(shown).save(folder / name.format(number=number))
 
 
 def series(folder: Path, name: str = "series.csv", count: int = 300, columns: int = 4) -> None:
@@ -161,10 +168,27 @@ def clips(folder: Path, count: int = 12, size: int = 16, frames: int = 3) -> Non
         first.save(folder / f"{number:04}.gif", save_all=True, append_images=rest)
 
 
+def utterances(folder: Path, speakers: int = 8, each: int = 2, seconds: float = 0.6) -> None:
+    """WAV files at 16 kHz, a folder for each speaker with a pitch of its own, and ``train.txt``."""
+    rng = np.random.default_rng(SEED)
+    time, lines = np.arange(int(16_000 * seconds)) / 16_000, []
+    for speaker in range(speakers):
+        (folder / f"id{speaker}").mkdir()
+        for number in range(each):
+            name = f"id{speaker}/{number:02}.wav"
+            tones = sum(np.sin(2 * np.pi * (90 + 20 * speaker) * n * time) / n for n in range(1, 6))
+            sound = 4_000 * tones + rng.normal(0, 300, time.size)
+            with wave.open(str(folder / name), "wb") as file:
+                file.setparams((1, 2, 16_000, time.size, "NONE", ""))
+                file.writeframes(sound.astype("<i2").tobytes())
+            lines.append(f"id{speaker} {name}")
+    (folder / "train.txt").write_text("\n".join(lines) + "\n")
+
+
 KINDS = {
     f.__name__: f
     for f in (
         tokens, text, json_lines, pictures, masked_pictures, series, views, language_model,
-        instructions, preferences, clips,
+        instructions, preferences, clips, utterances,
     )
 }  # fmt: skip

@@ -19,6 +19,7 @@ without. Rows are written as they come; the rows of others stay.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
@@ -43,8 +44,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "repositories.json"
 PAGE = ROOT / "docs" / "trials.md"
 BEGIN, END = "<!-- repositories -->", "<!-- /repositories -->"
 POLICIES = ("cuda", "auto")
-TIME_LIMIT_S = 300  # of one run of a diagnosis
-LIMIT_S = 3600
+TIME_LIMIT_S = 1200  # of one run of a diagnosis
+LIMIT_S = 7200
 
 Recipe = dict[str, Any]
 Row = dict[str, Any]
@@ -136,6 +137,16 @@ def edit(folder: Path, change: dict[str, Any]) -> None:
             raise SystemExit(f"{path}:{number} has no {change.get('words')!r}: {before}")
         lines[number - 1] = after
     path.write_text("\n".join(lines))
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Of every file its size, when it was written, and a hash of its content."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        state = path.stat()
+        found[str(path.relative_to(folder))] = (state.st_size, state.st_mtime_ns, digest)
+    return found
 
 
 class Measured:
@@ -265,7 +276,9 @@ class Measured:
         limits += ["--time-limit", str(self.time_limit_s)]
         policies = ["--policy", "cuda"] if policy == "cuda" else []
         command = [*tool, *policies, *limits, "--json", str(out), *self.command(fault)]
+        before = contents(place)
         status, output, seconds, used = self.said(command, place)
+        after = contents(place)
         found = json.loads(out.read_text()) if out.exists() else {"verdict": "none", "findings": []}
         first = found["findings"][0] if found["findings"] else None
         fix = first["fix"] if first else {}
@@ -282,6 +295,7 @@ class Measured:
             "steps": (found.get("scope") or {}).get("steps"),
             "runs": len(found.get("runs", {})), "seconds": seconds, "plain_s": self.plain_s,
             "processor_s": used,
+            "changed_files": [name for name in before if before[name] != after.get(name)],
         }  # fmt: skip
         if row["verdict"] == "none":
             row["reason"] = output.strip()[-400:]

@@ -2,6 +2,8 @@
 
 It lies on PYTHONPATH of two runs that are compared, one of them recorded: equal files mean that
 every weight was the same, bit by bit, after every step.
+
+A process that a script of ``alone.py`` spawns enters the rehearsal of its parent.
 """
 
 import importlib.abc
@@ -58,3 +60,11 @@ class Finder(importlib.abc.MetaPathFinder):
 
 if "WEIGHTS_TRACE" in os.environ:
     sys.meta_path.insert(0, Finder())
+
+if "REHEARSED_FOLDER" in os.environ and "--multiprocessing-fork" in sys.argv:
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    import alone
+
+    del sys.path[-1]
+    surroundings = alone.rehearsal(os.environ["REHEARSED_FOLDER"])  # held until the process ends
+    surroundings.__enter__()
