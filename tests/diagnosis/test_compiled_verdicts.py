@@ -418,6 +418,18 @@ def test_an_order_of_calls_is_the_same_compiled() -> None:
     assert causes(judged(made)) == ["clip_before_unscale"]
 
 
+def test_data_that_are_bad_before_any_model_are_so_compiled() -> None:
+    divided = bad_op(
+        "aten.div", tensor(0.0), tensor(0.0, zeros=9), nan=9, pos_inf=0, dtype="fp32", module="",
+        module_type="", tracked=False,
+    )  # fmt: skip
+    eager = run(steps((NAN,) * STEPS), divided, notes=(COMPILED_NOTE,))
+    runs = {"as_is": eager, "fp32": run(steps((NAN,) * STEPS), divided)}
+    made = Evidence({**runs, "compiled": run(steps((NAN,) * STEPS))}, "rehearsal")
+    assert not wants_compiled(judged(Evidence(runs, "rehearsal")), Evidence(runs, "rehearsal"))
+    assert causes(judged(made)) == ["bad_input_data"]
+
+
 OVERFLOWS = """
 import torch
 import torch.nn.functional as F

@@ -307,9 +307,9 @@ def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
 # are a finding of their own (:mod:`ampscope.analysis.compiled_runs`).
 #
 # A finding about the script's own text (an order of calls, a state that is not restored) is the
-# same either way: it stands. So does one whose only symptom cannot be seen from outside compiled
-# code. Where a CPU rehearses CUDA, the compiled code of a GPU cannot be had: a script that trains
-# compiled on the CPU is then undecided.
+# same either way, as are data that are bad before any model sees them: it stands. So does one whose
+# only symptom cannot be seen from outside compiled code. Where a CPU rehearses CUDA, the compiled
+# code of a GPU cannot be had: a script that trains compiled on the CPU is then undecided.
 
 
 _NO_COMPILER = frozenset({"InvalidCxxCompiler", "CppCompileError"})
@@ -325,6 +325,7 @@ UNKNOWN_LAYER = "The further runs do not tell which layer of the compiler does i
 FAILS_TOO = "Ops were judged in eager mode; with torch.compile on the script fails too."
 # Causes that lie in what ops computed, although their verdicts may name no single op.
 _OF_NUMBERS = frozenset({"gradient_underflow", "loss_scale_too_high"})
+_BEFORE_MODELS = "bad_input_data"  # in fp32 too: no compiled model can undo it
 
 
 def wants_compiled(diagnosis: Diagnosis, evidence: Evidence) -> bool:
@@ -397,7 +398,10 @@ def _is_of_ops(diagnosis: Diagnosis) -> bool:
     """Whether all that speaks against the script is what its ops computed."""
     if not set(diagnosis.symptoms) - UNSEEN:
         return False
-    return all(f.verdict.op or f.cause in _OF_NUMBERS for f in diagnosis.findings)
+    return all(
+        (f.verdict.op or f.cause in _OF_NUMBERS) and f.cause != _BEFORE_MODELS
+        for f in diagnosis.findings
+    )
 
 
 def _what(diagnosis: Diagnosis) -> str:
