@@ -88,6 +88,26 @@ def masked_pictures(
             Image.fromarray(shown).save(folder / name.format(number=number))
 
 
+def boxed_pictures(folder: Path, count: int = 24, size: int = 64, empty_every: int = 2) -> None:
+    """``images``, and ``labels`` with the box around each disc; every so often without a disc."""
+    from PIL import Image
+
+    rng = np.random.default_rng(SEED)
+    for part in ("images", "labels"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture, mask = _picture(rng, size, number)
+        box = ""
+        if number % empty_every == 0:
+            picture[mask == 1] = 45
+        else:
+            (top, left), (bottom, right) = np.argwhere(mask).min(0), np.argwhere(mask).max(0) + 1
+            edges = (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+            box = "0 " + " ".join(f"{edge / size:.4f}" for edge in edges) + "\n"
+        Image.fromarray(picture).save(folder / "images" / f"{number:04}.png")
+        (folder / "labels" / f"{number:04}.txt").write_text(box)
+
+
 def series(folder: Path, name: str = "series.csv", count: int = 300, columns: int = 4) -> None:
     """One CSV file with an hour a line: noisy waves, the last of them named OT."""
     rng = np.random.default_rng(SEED)
@@ -188,7 +208,7 @@ def utterances(folder: Path, speakers: int = 8, each: int = 2, seconds: float = 
 KINDS = {
     f.__name__: f
     for f in (
-        tokens, text, json_lines, pictures, masked_pictures, series, views, language_model,
-        instructions, preferences, clips, utterances,
+        tokens, text, json_lines, pictures, masked_pictures, boxed_pictures, series, views,
+        language_model, instructions, preferences, clips, utterances,
     )
 }  # fmt: skip
