@@ -341,12 +341,26 @@ def section(document: dict[str, Any]) -> str:
         [
             f"Healthy: no alarm and the same weights in {counts[1]} of {counts[0]}. Faults: cause "
             f"first in {counts[3]} of {counts[2]}, its module or line right in {counts[4]}; a fix "
-            f"that was run cured in {counts[5]}.",
+            f"that was run cured in {counts[5]}. {_changed(document, known)}",
             "",
             "| repository | rules | case | verdict | module, line | fix | s | of a plain run |",
             "|---|---|---|---|---|---|---|---|",
             *lines,
         ]
+    )
+
+
+def _changed(document: dict[str, Any], known: dict[str, Recipe]) -> str:
+    """Lines that recipes change for this machine, and files that diagnoses changed."""
+    needed = [
+        sum(len(change.get("lines", [0])) for change in recipe.get("changes", []))
+        for recipe in known.values()
+    ]
+    hashed = [row["changed_files"] for row in document["rows"] if "changed_files" in row]
+    return (
+        f"{sum(map(bool, needed))} of {len(needed)} repositories needed changes to run here, "
+        f"{sum(needed)} lines in all; a fault is one line or one argument. Files hashed before and "
+        f"after {len(hashed)} diagnoses: {sum(map(len, hashed))} of them changed."
     )
 
 
