@@ -45,7 +45,7 @@ from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
-from ampscope.store.writer import RunWriter
+from ampscope.store.writer import RunWriter, new_run_id
 
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
@@ -198,10 +198,11 @@ class ScriptRuns:
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
-        writer = RunWriter.create(self.store, spec)
-        writer.close()
-        self.serve(writer.run_id, spec, merged=merged)
-        return writer.run_id
+        run_id = new_run_id()
+        self._open.add(run_id)  # first: a signal may end this function at any place
+        RunWriter.create(self.store, spec, run_id).close()
+        self.serve(run_id, spec, merged=merged)
+        return run_id
 
     def serve(self, run_id: str, spec: RunSpec, *, merged: bool = True) -> None:
         """Start a run that is queued in the store already."""

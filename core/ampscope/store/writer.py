@@ -65,16 +65,18 @@ class RunWriter(RunRow):
         self._last_flush = time.monotonic()
 
     @classmethod
-    def create(cls, path: Path | str, spec: records.RunSpec) -> RunWriter:
-        """Register a new run in state queued, owned by this process. A watched run may be given a
-        folder (one that exists, or text that ends in "/"): it writes a file of its own there, on a
-        network file system as well; see :func:`rank_file`."""
+    def create(cls, path: Path | str, spec: records.RunSpec, run_id: str = "") -> RunWriter:
+        """Register a new run in state queued, owned by this process. ``run_id``: of
+        :func:`new_run_id`, for those who must know it before. A watched run may be given a folder
+        (one that exists, or text that ends in "/"): it writes a file of its own there, on a network
+        file system as well; see :func:`rank_file`."""
+        run_id = run_id or new_run_id()
         if spec.kind != "watch":  # probes and scripts are short, and stay as they were recorded
-            writer = cls(Path(path), new_run_id())
+            writer = cls(Path(path), run_id)
         elif str(path).endswith("/") or Path(path).is_dir():
-            writer = cls(rank_file(Path(path), spec.rank), new_run_id(), "DELETE")
+            writer = cls(rank_file(Path(path), spec.rank), run_id, "DELETE")
         else:
-            writer = cls(Path(path), new_run_id())
+            writer = cls(Path(path), run_id)
         writer._register(spec)
         writer._thinning = FrameThinning(writer.run_id) if spec.kind == "watch" else None
         return writer
