@@ -181,7 +181,7 @@ class ScriptRuns:
                 process.stdout.close()
         for run_id in self._open:
             forget(run_id)
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, BadInput):  # it may not have come to be
                 close_if_open(self.store, run_id, State.CANCELLED, "Cancelled.")
         for run_id in self._started:
             throw_away(self._file(run_id, "view"))
