@@ -353,14 +353,14 @@ def section(document: dict[str, Any]) -> str:
 def _changed(document: dict[str, Any], known: dict[str, Recipe]) -> str:
     """Lines that recipes change for this machine, and files that diagnoses changed."""
     needed = [
-        sum(len(change.get("lines", [0])) for change in recipe.get("changes", []))
-        for recipe in known.values()
+        sum(len(change.get("lines", [0])) for change in known[name].get("changes", []))
+        for name in {row["recipe"] for row in document["rows"]}
     ]
     hashed = [row["changed_files"] for row in document["rows"] if "changed_files" in row]
     return (
         f"{sum(map(bool, needed))} of {len(needed)} repositories needed changes to run here, "
-        f"{sum(needed)} lines in all; a fault is one line or one argument. Files hashed before and "
-        f"after {len(hashed)} diagnoses: {sum(map(len, hashed))} of them changed."
+        f"{sum(needed)} lines in all. Files hashed before and after {len(hashed)} diagnoses: "
+        f"{sum(map(len, hashed))} of them changed."
     )
 
 
