@@ -93,7 +93,7 @@ def test_what_the_code_spells_is_a_control(text: str) -> None:
 
 
 def test_the_code_spells_some() -> None:
-    assert {"as_is", "fp32", "bf16", "lr:0.1", "eps:0.0001", "fp32_state"} <= set(_spelled())
+    assert {"as_is", "fp32", "bf16", "eps:0.0001", "fp32_state"} <= set(_spelled())
 
 
 def test_each_name_is_applied_offered_and_explained() -> None:
