@@ -164,7 +164,7 @@ def test_a_module_is_run_as_python_runs_it(folder: Path, ended: dict[str, Ran]) 
         ("probe", "mlp", "--steps", "2"),
         ("run", "SCRIPT"),
         ("diagnose", "--no-verify", "SCRIPT"),
-        ("compare", "SCRIPT", "--precision", "fp32,bf16", "--time-limit", "30"),
+        ("compare", "SCRIPT", "--precision", "fp32,bf16", "--time-limit", "300"),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -177,8 +177,9 @@ def test_nothing_is_imported_from_where_the_user_stands(
     here.mkdir()
     for name in ("ampscope", "torch", "numpy", "random", "json", "base"):
         (here / f"{name}.py").write_text(trap)
-    script = folder / "several.py"
-    script.write_text("from base import step\nfor _ in range(12):\n    step()\n")
+    script = write_script(
+        folder, "several.py", "from base import step\nfor _ in range(12):\n    step()"
+    )
     given = [str(script) if one == "SCRIPT" else one for one in arguments]
     command = [sys.executable, "-P", "-m", "ampscope.cli.main", *given]
     command[5:5] = ["--store", str(tmp_path / "runs.db")]
