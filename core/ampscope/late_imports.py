@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
-import importlib
+import importlib.util
 import io
 import os
 import sys
@@ -38,6 +38,12 @@ def late_import(name: str) -> ModuleType:
     except Exception as error:
         _failed[name] = f"{type(error).__name__}: {error}"
         raise ImportError(_failed[name]) from error
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of that name can be found."""
+    with real_builtins(), _whole_path():
+        return importlib.util.find_spec(name) is not None
 
 
 @contextlib.contextmanager

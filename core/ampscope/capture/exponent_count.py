@@ -12,13 +12,13 @@ Every element is counted, exactly: `ampscope.numerics.histogram` says what the b
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ampscope.capture import exponent_layout
 from ampscope.capture.exponent_layout import LAYOUTS, pieces
 from ampscope.capture.failures import in_words, wait_for
 from ampscope.capture.tensors import is_dense
-from ampscope.late_imports import late_import, real_builtins
+from ampscope.late_imports import is_installed, late_import, real_builtins
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
 
@@ -74,6 +74,9 @@ def adopt_fork() -> None:
     compiled = _numba()[0]
     if compiled is not None:
         compiled.adopt_fork()
+
+
+_CUDA_COUNTER = "ampscope.capture.exponent_cuda"
 
 
 @cache
@@ -239,8 +242,7 @@ class DeviceCounter:
             self._launch(waiting)
 
     def _launch(self, items: list[_Waiting]) -> None:
-        from ampscope.capture import exponent_cuda
-
+        exponent_cuda: Any = late_import(_CUDA_COUNTER)
         exponent_cuda.launch([exponent_cuda.Entry(*item) for item in items], self._counts)
         for flat, _, _ in items:
             self._order.release(flat)
@@ -329,9 +331,11 @@ def triton_problem(device: torch.device) -> str:
     if torch.version.hip is not None:
         return "it is made for NVIDIA's GPUs"  # its 32 bins assume warps of 32 threads
     try:
-        if importlib.util.find_spec("triton") is None:
+        if not is_installed("triton"):
             return "Triton is not installed"
-        from ampscope.capture import exponent_cuda
+        exponent_cuda: Any = late_import(_CUDA_COUNTER)
+        with real_builtins():  # Triton imports more as it compiles
+            problem: str = exponent_cuda.problem(device)
     except Exception as error:  # of any kind: a Triton that does not fit this machine
         return in_words(error)
-    return exponent_cuda.problem(device)
+    return problem

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from ampscope.capture.model_map import NamedParameter
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import HALF, opened
 from ampscope.capture.user_objects import parameters_of
+from ampscope.late_imports import late_import
 from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.flight import free_bytes
 from ampscope.watcher.guard import Guard
@@ -281,11 +282,10 @@ class TappedHistograms:
 
     def open(self, counts: Accumulator) -> None:
         """Taps from here on, counted into ``counts``."""
-        from ampscope.capture.taps import RunningModules, below, tapping  # loads torch._dynamo: 1 s
-
-        self._counts, self._running, self._below = counts, RunningModules(), below
+        taps: Any = late_import("ampscope.capture.taps")  # loads torch._dynamo: 1 s
+        self._counts, self._running, self._below = counts, taps.RunningModules(), taps.below
         look = self._guard.hook(self._look)
-        self._stack.enter_context(tapping(look, self._failed, everything=False))
+        self._stack.enter_context(taps.tapping(look, self._failed, everything=False))
 
     def close(self) -> None:
         """No taps in what is compiled after this."""
