@@ -22,6 +22,8 @@ from torch.nn.functional import mse_loss
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from ampscope.errors import BadInput
+from ampscope.policy.device_profiles import PROFILES
+from ampscope.policy.stand_in_device import stand_in
 from ampscope.runner.controls import applied
 from tests.helpers.script_watching import batch, equal, scaler, small_net, train, weights_of
 
@@ -317,6 +319,15 @@ def test_a_line_in_fp32_leaves_its_own_casts_out() -> None:
 def _line() -> int:
     """Number of the caller's line."""
     return sys._getframe(1).f_lineno
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_script_is_told_the_stand_in_device(word: str) -> None:
+    """A mode passes on what the script asks: with ampscope as the asker, all is on the CPU."""
+    here = f"{Path(__file__).name}:{sys._getframe().f_lineno + 3}"
+    word = word.replace("train.py:1", here)
+    with stand_in(PROFILES["a100"]), applied(word, str(Path(__file__).parent)):
+        assert str(torch.ones(2).cuda().mul_(2.0).device) == "cuda:0"
 
 
 def test_controls_ask_cuda_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,10 +83,7 @@ class _Replace(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return self.call(func, args, kwargs or {})
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a torch function with the dtypes that are asked for replaced."""
+        kwargs = kwargs or {}
         if self._as_written:
             return func(*args, **kwargs)
         target = self._methods.get(func)
@@ -399,7 +396,7 @@ class _Fp32Lines(TorchFunctionMode):
             return func(*args, **kwargs)
         self.missing.discard(line)
         with _autocast_off():
-            return self.casts.call(func, _widen(args), _widen(kwargs))
+            return self.casts.__torch_function__(func, types, _widen(args), _widen(kwargs))
 
 
 class _LargerEps(TorchFunctionMode):
