@@ -128,6 +128,14 @@ def test_a_table_in_fp32_is_not_looked_at() -> None:
     assert status("low_precision_constants", made) is Status.PASSED
 
 
+def test_a_half_copy_of_what_was_trained_is_no_table() -> None:
+    """As is validated at the end: each run holds the statistics of its own training."""
+    half = replace(TABLE, step=12, sample=(1.0, 0.4, 0.6))
+    exact = replace(TABLE, step=12, dtype="fp32", sample=(1.1, 0.2, 0.7))
+    made = evidence(run(steps(), half), fp32_run(None, exact))
+    assert status("low_precision_constants", made) is Status.PASSED
+
+
 def test_the_argument_of_a_sine_is_rounded_by_more_than_a_quarter_radian() -> None:
     # bf16 spaces numbers by 8 at 1,024: an argument is off by up to 4 radians.
     use = OpUse("half_phase", "cos", "rotary", LINE, 0, 4.0, 1024.0)

@@ -468,8 +468,8 @@ class InaccurateTable:
 def inaccurate_table(run: RunView, fp32: RunView) -> InaccurateTable | None:
     """The first buffer that was built in another dtype than fp32 and differs from the control's by
     more than :data:`INACCURATE_SPREAD`."""
-    tables = {s.name: s for s in fp32.scans_of("start", "buffer")}
-    for scan in run.scans_of("start", "buffer"):
+    tables = {s.name: s for s in _built(fp32)}
+    for scan in _built(run):
         reference = tables.get(scan.name)
         if reference is None or scan.dtype == "fp32":
             continue
@@ -486,10 +486,16 @@ def owner_of_only_table(run: RunView) -> str:
     """
     names = {
         scan.name.rpartition(".")[0]
-        for scan in run.scans_of("start", "buffer")
+        for scan in _built(run)
         if scan.dtype in ("fp16", "bf16")
     }
     return names.pop() if len(names) == 1 else ""
+
+
+def _built(run: RunView) -> list[obs.Scan]:
+    """Buffers as they were before the first optimizer step. One that is seen first after it, as of
+    a half copy that is validated, may hold what a training made of it: each run its own numbers."""
+    return [s for s in run.scans_of("start", "buffer") if s.step == 0]
 
 
 def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float | None:

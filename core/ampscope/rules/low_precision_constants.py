@@ -11,7 +11,8 @@ Why it matters
     that.
 
 Blind spots
-    Tables that are rebuilt inside compiled code are not seen.
+    Tables that are rebuilt inside compiled code are not seen, nor are buffers of models that run
+    first after the first optimizer step: those may be copies of what was trained.
 
 Remedy
     Build and keep tables in fp32; cast the result of the lookup, not its arguments.
