@@ -484,11 +484,7 @@ def owner_of_only_table(run: RunView) -> str:
 
     A table is mostly built in a constructor, where no module runs that could be named.
     """
-    names = {
-        scan.name.rpartition(".")[0]
-        for scan in _built(run)
-        if scan.dtype in ("fp16", "bf16")
-    }
+    names = {scan.name.rpartition(".")[0] for scan in _built(run) if scan.dtype in ("fp16", "bf16")}
     return names.pop() if len(names) == 1 else ""
 
 
