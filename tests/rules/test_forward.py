@@ -120,6 +120,15 @@ def test_logits_may_be_scaled_and_masked_on_their_way_to_the_softmax() -> None:
     assert firing(one_query) == ["attention_logit_overflow"]
 
 
+def test_differences_of_logits_that_fp16_does_not_hold_are_no_masked_row() -> None:
+    """Logits of 41,152 and -32,464: the logarithm of a softmax is -73,616 for one of them."""
+    op = bad_op("aten._log_softmax", tensor(41152.0), neg_inf=1, fp32_max=73616.0)
+    op = replace(op, reached_loss=True)
+    assert firing(op) == ["elementwise_overflow"]
+    said = answers(fails_forward(op))["fully_masked_row"]
+    assert said.status is Status.PASSED
+
+
 def test_logits_are_of_an_attention_where_values_are_weighted_by_them() -> None:
     """A contrastive loss takes a softmax over similarities, and no matmul follows it."""
     attention = said_of(replace(LOGITS, consumers=("mul", "_softmax", "expand", "bmm")))

@@ -208,7 +208,8 @@ class ForwardClass(StrEnum):
 def forward_class(op: BadOp) -> ForwardClass:
     """Class of a forward bad op; OTHER when the evidence fits none."""
     name = op.op.rpartition(".")[2]
-    if "softmax" in name:
+    # A row that is masked whole gives NaN; the infinities of log_softmax are differences too large.
+    if "softmax" in name and (op.nan or "log_softmax" not in name):
         return ForwardClass.MASKED_ROW
     if name in LOGARITHMS:
         return ForwardClass.LOG_ZERO if any(o.zeros for o in op.inputs) else ForwardClass.OTHER
