@@ -15,6 +15,7 @@ import importlib.util
 import io
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from types import BuiltinFunctionType, ModuleType
@@ -25,6 +26,11 @@ _HUSHED: Any = ("ignore", None, Warning, None, 0)
 _real = {name: getattr(builtins, name) for name in REPLACED}  # once known to be Python's own
 _path = [os.path.abspath(entry) for entry in sys.path]  # "" is the folder that was current
 _failed: dict[str, str] = {}
+_lock = threading.Lock()  # of the two below
+if hasattr(os, "register_at_fork"):  # a thread that the child does not have may hold it
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # as Python's own modules do
+_inside = 0
+_before: dict[str, Any] = {}  # what the script had put there
 
 
 def late_import(name: str) -> ModuleType:
@@ -48,14 +54,23 @@ def is_installed(name: str) -> bool:
 
 @contextlib.contextmanager
 def real_builtins() -> Iterator[None]:
-    """Python's own functions are in :mod:`builtins` inside, for every thread; then what was."""
-    _look_for_real()
-    before = {n: vars(builtins)[n] for n, real in _real.items() if vars(builtins)[n] is not real}
-    vars(builtins).update({name: _real[name] for name in before})
+    """Python's own functions are in :mod:`builtins` inside, for every thread; then what was, as
+    soon as no thread is inside."""
+    global _inside
+    with _lock:
+        _look_for_real()
+        now = {name: vars(builtins)[name] for name in _real}
+        _before.update({name: one for name, one in now.items() if one is not _real[name]})
+        vars(builtins).update(_real)
+        _inside += 1
     try:
         yield
     finally:
-        vars(builtins).update(before)
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                vars(builtins).update(_before)
+                _before.clear()
 
 
 def _look_for_real() -> None:

@@ -34,6 +34,10 @@ def patched(text: str) -> set[str]:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
+    for node in ast.walk(tree):  # ``module: Any = late_import("…")``
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "late_import":
+            imported |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {"Any"}
     found = set()
     for node in ast.walk(tree):
         targets: list[ast.expr] = []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ampscope.late_imports import real_builtins
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import Cadence, State
@@ -149,3 +152,28 @@ def test_a_process_that_it_starts_owns_itself(way: str, runner: Runner, folder: 
     (rank,) = _ranks(ran, folder)
     assert (rank.steps, ran.outcome.steps, ran.outcome.exit_code) == (5, 5, 0), said
     _nothing_is_lost(ran.outcome)
+
+
+def test_pythons_own_functions_stay_while_any_thread_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def own(*args: object) -> None:
+        raise AssertionError("the script's own print was called")
+
+    real = builtins.print
+    monkeypatch.setattr(builtins, "print", own)
+    is_inside, leaves = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with real_builtins():
+            is_inside.set()
+            leaves.wait(60)
+
+    thread = threading.Thread(target=other)
+    with real_builtins():
+        thread.start()
+        assert is_inside.wait(60)
+    still = builtins.print
+    leaves.set()
+    thread.join()
+    assert (still, builtins.print) == (real, own)

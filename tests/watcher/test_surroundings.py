@@ -69,6 +69,41 @@ def test_a_parameter_that_stands_twice_in_a_group_is_no_unseen_one(tmp_path: Pat
         assert not [e for e in reader.events(run.id) if "did not have" in e.message]
 
 
+IMPORTS = """
+import builtins, sys
+import torch
+from ampscope import watch
+later = ("numba", "torch._inductor", "ampscope.capture.taps")
+loaded = [name for name in sys.modules if name.startswith(later)]
+def never(name, *args, **kwargs):
+    if name.startswith((*later, "ampscope", "llvmlite")): raise AssertionError(name)
+    return real(name, *args, **kwargs)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+real, builtins.__import__ = builtins.__import__, never
+run = watch(model, optimizer, store=sys.argv[1], every=1, taps=True)
+for _ in range(3):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+run.close()
+print(loaded, builtins.__import__ is never)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_watch_loads_later_is_loaded_by_pythons_own_import(tmp_path: Path) -> None:
+    """A script may have put a function of its own in the place of ``__import__``."""
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "runs.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[] True\n"), done.stderr
+    with Reader(tmp_path / "runs.db") as reader:
+        (run,) = reader.runs()
+        assert run.steps_done == 3
+        said = " ".join(event.text for event in reader.events(run.id))
+    assert "No tap was heard" in said  # nothing was compiled, and taps were there
+    assert "Error" not in said
+
+
 def test_a_store_that_fails_ends_the_recording_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

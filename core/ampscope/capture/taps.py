@@ -43,6 +43,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 from ampscope.capture.tensors import in_backward, is_capturing
 from ampscope.errors import BadInput
+from ampscope.late_imports import late_import
 from ampscope.numerics.formats import dtype_name
 from ampscope.patches import Patches
 from ampscope.source_lines import line_name
@@ -395,9 +396,8 @@ def tapping(
 
     The script may set inductor's passes itself, before or after: its own run first.
     """
-    import torch._dynamo.backends.common as backends  # few runs compile
-    import torch._inductor.config as inductor
-
+    backends: Any = late_import("torch._dynamo.backends.common")  # few runs compile
+    inductor: Any = late_import("torch._inductor.config")
     own = TapPass(everything=everything, failed=failed)
 
     def put(*args: object) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.tensors import PLAIN
-from ampscope.late_imports import late_import
+from ampscope.late_imports import late_import, real_builtins
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
 _NAMES = ("float32", "bfloat16", "float16", "float64", "int64")  # of their codes in torch's library
@@ -180,24 +180,20 @@ class Copier:
 @cache
 def _machine() -> _Machine | None:
     """None where numba is missing or does not fit NumPy, or where torch answers otherwise."""
-    try:
-        kernel: Any = late_import("ampscope.capture.tensor_kernel")
-    except ImportError:
-        return None
     library = _library()
     if library is None:
         return None
     try:
+        kernel: Any = late_import("ampscope.capture.tensor_kernel")
         calls = array("q", [_address(library, f"get_{name}") for name in kernel.CALLS])
         codes = ("device_type_cpu", "layout_strided", *(f"dtype_{name}" for name in _NAMES))
         known = array("q", [_function(library, name)() for name in codes])
-    except AttributeError:
-        return None
-    machine = _Machine((kernel.look(), kernel.norms(), kernel.copy()), calls, known)
-    try:  # whatever surrounds the first call: a mode, a default device
+        with real_builtins():  # numba imports more as it compiles
+            machine = _Machine((kernel.look(), kernel.norms(), kernel.copy()), calls, known)
+        # Whatever surrounds the first call: a mode, a default device.
         with torch._C.DisableTorchFunction(), no_dispatch(), torch.no_grad():
             return machine if _is_right(machine) else None
-    except Exception:  # of any kind: then this is not the torch that is known here
+    except Exception:  # of any kind: then this is not the numba or the torch that is known here
         return None
 
 

@@ -282,10 +282,14 @@ class TappedHistograms:
 
     def open(self, counts: Accumulator) -> None:
         """Taps from here on, counted into ``counts``."""
-        taps: Any = late_import("ampscope.capture.taps")  # loads torch._dynamo: 1 s
-        self._counts, self._running, self._below = counts, taps.RunningModules(), taps.below
-        look = self._guard.hook(self._look)
-        self._stack.enter_context(taps.tapping(look, self._failed, everything=False))
+        try:
+            taps: Any = late_import("ampscope.capture.taps")  # loads torch._dynamo: 1 s
+            self._counts, self._running, self._below = counts, taps.RunningModules(), taps.below
+            look = self._guard.hook(self._look)
+            self._stack.enter_context(taps.tapping(look, self._failed, everything=False))
+        except ImportError as error:
+            self._has_ended = True
+            self._tell(f"Compiled code gets no taps: {error}")
 
     def close(self) -> None:
         """No taps in what is compiled after this."""
