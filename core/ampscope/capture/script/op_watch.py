@@ -571,11 +571,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             watch.subclasses(func._opname, types)
         prior: dict[int, int] = {}
         before = None
-        with watch.failures.contained("some ops"):  # a look must never end the script's own op
+        # A look must never end the script's own op, nor ask its modes and classes anything.
+        with torch._C.DisableTorchFunction(), watch.failures.contained("some ops"):
             prior = watch.prior_taints(func, args, kwargs)
             before = op_facts.remember_target(func, args, is_bad=bool(prior))
         out = func(*args, **kwargs)
-        with watch.failures.contained("some ops"):
+        with torch._C.DisableTorchFunction(), watch.failures.contained("some ops"):
             node = torch._C._current_autograd_node()
             tensors = op_facts.tensors(args, kwargs)
             if watch.on_op is not None:
