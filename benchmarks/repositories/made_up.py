@@ -205,10 +205,22 @@ def utterances(folder: Path, speakers: int = 8, each: int = 2, seconds: float = 
     (folder / "train.txt").write_text("\n".join(lines) + "\n")
 
 
+def proteins(folder: Path, count: int = 56, shortest: int = 20, longest: int = 40) -> None:
+    """UniRef's files: sequences of amino acids a line, where each begins, and two splits."""
+    rng = random.Random(SEED)
+    lengths = [rng.randint(shortest, longest) for _ in range(count)]
+    lines = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=length)) + "\n" for length in lengths]
+    (folder / "consensus.fasta").write_text("".join(lines))
+    offsets = np.cumsum([0, *map(len, lines)])[:-1]
+    np.savez(folder / "lengths_and_offsets.npz", ells=lengths, seq_offsets=offsets)
+    splits = {"train": [*range(count - 8)], "valid": [*range(count - 8, count)]}
+    (folder / "splits.json").write_text(json.dumps(splits))
+
+
 KINDS = {
     f.__name__: f
     for f in (
         tokens, text, json_lines, pictures, masked_pictures, boxed_pictures, series, views,
-        language_model, instructions, preferences, clips, utterances,
+        language_model, instructions, preferences, clips, utterances, proteins,
     )
 }  # fmt: skip

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ampscope.capture.script import op_watch
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.observations import BadOp
 from tests.helpers.script_watching import watched
@@ -240,3 +241,30 @@ def test_plain_half_precision_is_judged() -> None:
     with watched() as seen:
         (torch.ones(4, 4).half() @ torch.ones(4, 4).half()).float().sum()
     assert fixed_sentence(seen.watch.uses.records()) == ""
+
+
+def test_looks_at_skipped_gradients_grow_with_their_number_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scaler checks all gradients in one op, and none has to do with another."""
+    looks: list[int] = []
+    real = op_watch.all_finite
+
+    def counted(tensor: Tensor) -> bool:
+        looks.append(id(tensor))
+        return real(tensor)
+
+    def looked(count: int) -> int:
+        gradients = [torch.full((3,), math.inf) for _ in range(count)]
+        found, inverse = torch.zeros(1), torch.full((1,), 0.5)
+        looks.clear()
+        with watched() as seen:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        assert float(found) == 1.0
+        assert seen.watch.taint_of(gradients[-1]) is not None
+        return len(looks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(op_watch, "all_finite", counted)
+        few, many = looked(10), looked(100)
+    assert 0 < many <= 10 * few

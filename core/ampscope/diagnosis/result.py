@@ -256,7 +256,7 @@ def _long_search(run: RunView) -> str:
     facts = scale_facts(run)
     if facts is None or not facts.loses_many or run.bad_loss_steps:
         return ""
-    held = run.steps[facts.leading].scale
+    held = min(step.scale for step in run.steps[facts.leading :])
     if held < 1:
         return ""
     start = min(USUAL_INIT, held)

@@ -311,7 +311,7 @@ class OpCall:
         have nothing to do with their neighbours; of any other op one. Targets that the op does not
         return are outputs as well."""
         count = len(self.args[0]) if self.args and isinstance(self.args[0], list | tuple) else 0
-        listwise = self.name.startswith(("_foreach_", "_fused_"))
+        listwise = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
         if not listwise or not count:
             given = {id(tensor) for tensor in results}
             yield self, [*results, *(t for t in written(self) if id(t) not in given)]
