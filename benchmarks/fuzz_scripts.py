@@ -97,7 +97,7 @@ def problems(scripts: list[Script], folder: Path) -> tuple[list[dict[str, Any]],
     """What differs or failed, and how many were run in each way."""
     found: list[dict[str, Any]] = []
     ran: Counter[str] = Counter()
-    long = replace(spec(), time_limit_s=600.0)
+    long = replace(spec(), time_limit_s=1800.0)
     with ScriptRuns(long, folder / "runs.db") as runs:
         runner = Runner(runs)
         for start in range(0, len(scripts), CHUNK):
