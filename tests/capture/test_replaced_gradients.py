@@ -166,3 +166,37 @@ def test_the_cause_is_that_of_the_values_and_not_underflow() -> None:
 def test_a_derivative_that_no_precision_has_is_no_symptom_where_it_is_replaced() -> None:
     run, fp32 = (_view(_trained(_in_place), control) for control in ("as_is", "fp32"))
     assert Symptom.GRADIENTS not in symptoms(run, fp32)
+
+
+def _asked(factor: float, *, sets: bool, cleans: bool, backward: bool) -> set[int]:
+    """Four steps whose gradients come from torch.autograd.grad: the steps with replaced ones."""
+    net = small_net()
+    with watched() as seen:
+        optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+        for step in range(4):
+            x, y = batch(step)
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = net(x)
+            loss = (out.float() - y).square().sum()
+            taken = torch.autograd.grad(loss * factor, net.parameters(), retain_graph=backward)
+            for p, g in zip(net.parameters(), taken, strict=True):
+                if sets:
+                    p.grad = _cleaned(g) if cleans else g
+            if backward:
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+    return _view(seen).replaced_steps
+
+
+def test_gradients_that_the_script_asks_for_are_those_of_backward() -> None:
+    """The first step too, though nothing has named the optimizer yet."""
+    assert _asked(OVERFLOWS, sets=True, cleans=True, backward=False) == {0, 1, 2, 3}
+    assert not _asked(1.0, sets=True, cleans=True, backward=False)
+    assert not _asked(OVERFLOWS, sets=True, cleans=False, backward=False)
+
+
+def test_gradients_that_were_asked_for_and_not_set_are_none_of_the_step() -> None:
+    """A gradient's norm, a penalty, an inner loop: the step takes what backward computed."""
+    assert not _asked(OVERFLOWS, sets=False, cleans=False, backward=True)
+    assert not _asked(OVERFLOWS, sets=True, cleans=True, backward=True)

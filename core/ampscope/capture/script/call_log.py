@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import GeneratorType
 from typing import Any
 
 import safetensors.torch
@@ -112,6 +113,7 @@ class CallLog(StepListener):
         wrap(torch.Tensor, "backward", self._backward)
         wrap(torch.autograd, "backward", self._backward)
         wrap(torch.autograd, "grad", self._grad)
+        wrap(torch.optim.Optimizer, "__init__", self._new_optimizer)
         wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         wrap(torch.nn.Module, "zero_grad", self._zero_grad)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
@@ -266,7 +268,19 @@ class CallLog(StepListener):
         scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
         create_graph = bool(kwargs.get("create_graph"))
         self._calls.add("grad", scaled=scaled, create_graph=create_graph)
-        return self._calls.gradients(original, outputs, *args, **kwargs)
+        asked: Any = args[0] if args else kwargs.get("inputs")
+        if isinstance(asked, GeneratorType):  # net.parameters() gives each of them once
+            asked = tuple(asked)
+            args, kwargs = (asked, *args[1:]), {k: v for k, v in kwargs.items() if k != "inputs"}
+        found = self._calls.gradients(original, outputs, *args, **kwargs)
+        if type(asked) in (list, tuple) or isinstance(asked, Tensor):
+            both = zip((asked,) if isinstance(asked, Tensor) else asked, found, strict=False)
+            self._steps.gradients_taken([(p, g) for p, g in both if isinstance(g, Tensor)])
+        return found
+
+    def _new_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._steps.created.add(optimizer)
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._calls.is_nested:

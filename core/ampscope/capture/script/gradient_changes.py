@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -86,9 +87,9 @@ class GradientChanges:
         )
 
 
-# Gradients that were not finite as backward computed them, and that the script made finite: by
-# ``nan_to_num``, a clip of values, a mask, or by a hook within backward. Neither the optimizer nor
-# a scaler sees them.
+# Gradients that were not finite as backward or ``torch.autograd.grad`` computed them, and that the
+# script made finite: by ``nan_to_num``, a clip of values, a mask, or by a hook within backward.
+# Neither the optimizer nor a scaler sees them.
 
 
 MAX_REPLACED = 2_000
@@ -103,12 +104,15 @@ class ReplacedGradients:
         self.taints: dict[int, int] = {}
         self._writes = writes
         self._taint_of = taint_of
-        self._bad: dict[int, tuple[Tensor, float, int | None]] = {}  # id of a parameter
+        self._bad: dict[int, _Bad] = {}  # id of a parameter
+        # The same of gradients that the script asked for, and what the parameter held then.
+        self._taken: dict[int, tuple[_Bad, _Mark]] = {}
         self._notes_lines = False
 
     def before_backward(self) -> None:
         """What is not finite still will be seen again; what was emptied belongs to a batch that
         the script has left out."""
+        self._take_set()
         with no_dispatch():
             kept = [(key, p.grad) for key, (p, _, _) in self._bad.items() if p.grad is not None]
             finite = are_finite([gradient for _, gradient in kept])
@@ -127,8 +131,35 @@ class ReplacedGradients:
             finite = are_finite([gradient for _, gradient in held])
             for (parameter, gradient), is_finite in zip(held, finite, strict=True):
                 if not is_finite:
-                    norm = _norm(torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
-                    self._bad[id(parameter)] = parameter, norm, self._taint_of(gradient)
+                    self._bad[id(parameter)] = self._found(parameter, gradient)
+        self._note_lines(finite)
+
+    def taken(self, optimizers: list[Optimizer], pairs: Sequence[Pair]) -> None:
+        """The script took gradients by itself: inputs and their gradients. They are the training's
+        where the input is a parameter and the script sets its ``grad`` afterwards."""
+        self._take_set()
+        own = {id(p) for o in optimizers for p in parameters_of(o)}
+        with no_dispatch():
+            held = [(p, g) for p, g in pairs if id(p) in own and _is_comparable(g)]
+            finite = are_finite([gradient for _, gradient in held])
+            for (parameter, gradient), is_finite in zip(held, finite, strict=True):
+                if not is_finite:
+                    found = self._found(parameter, gradient)
+                    self._taken[id(parameter)] = found, _mark(parameter.grad)
+        self._note_lines(finite)
+
+    def _take_set(self) -> None:
+        """Of what the script took, what it has set since; the rest was for something else."""
+        for key, (found, mark) in self._taken.items():
+            if not _is_still(mark, found[0].grad):
+                self._bad[key] = found
+        self._taken.clear()
+
+    def _found(self, parameter: Tensor, gradient: Tensor) -> _Bad:
+        norm = _norm(torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
+        return parameter, norm, self._taint_of(gradient)
+
+    def _note_lines(self, finite: list[bool]) -> None:
         if not all(finite) and not self._writes.active:
             self._notes_lines = True
             self._writes.start()
@@ -142,6 +173,7 @@ class ReplacedGradients:
         self, optimizer: Optimizer, name: str, scale_of: Callable[[], float], step: int
     ) -> None:
         """The optimizer, or the scaler for it, takes its gradients now."""
+        self._take_set()
         own = [found for p in parameters_of(optimizer) if (found := self._bad.pop(id(p), None))]
         in_hooks = self._writes.take_replaced()
         if self._notes_lines and not self._bad:
@@ -173,6 +205,21 @@ class ReplacedGradients:
                     line=line,
                 )
             )
+
+
+_Bad = tuple[Tensor, float, int | None]  # a parameter, the norm of what is finite, its bad op
+_Mark = tuple[weakref.ref[Tensor], int] | None  # which gradient a parameter holds, its version
+
+
+def _mark(gradient: Tensor | None) -> _Mark:
+    return None if gradient is None else (weakref.ref(gradient), gradient._version)
+
+
+def _is_still(mark: _Mark, gradient: Tensor | None) -> bool:
+    """Whether the gradient is the one that was marked, and was not written to since."""
+    if mark is None or gradient is None:
+        return mark is None and gradient is None
+    return mark[0]() is gradient and mark[1] == gradient._version
 
 
 def _is_comparable(gradient: Tensor) -> bool:

@@ -51,7 +51,7 @@ from ampscope.capture.tensors import (
     unreadable,
 )
 from ampscope.capture.training_events import StepListener, did_nothing
-from ampscope.capture.user_objects import parameters_of
+from ampscope.capture.user_objects import IdSet, parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import OptimizerStep, ParameterGradient
 
@@ -96,6 +96,7 @@ class OptimizerSteps(StepListener):
         self.scaler_numbers = Numbering("scaler")
         self.optimizers: list[Optimizer] = self._numbers.known
         self.optimizer_name = self._numbers.name_of
+        self.created: IdSet[Optimizer] = IdSet()  # named when they first do something
         self.carried = CarriedScale()
         self.clips = Clips()
         self.changes = GradientChanges(writes)
@@ -141,9 +142,9 @@ class OptimizerSteps(StepListener):
     def after_backward(self) -> None:
         """The backward that was announced last has ended."""
         if self.carried.pending:
-            self.changes.after_backward(self.optimizers)
+            self.changes.after_backward(self._living())
         with self.failures.contained("gradients that were replaced"):
-            self.replaced.after_backward(self.optimizers)
+            self.replaced.after_backward(self._living())
         if self._by_hand:
             with no_dispatch():
                 for optimizer in self.optimizers:
@@ -151,6 +152,16 @@ class OptimizerSteps(StepListener):
                     if not any(map(_has_hooks, parameters)):
                         norm = gradient_facts(parameters, 1.0).norm
                         self._hand_norms[self.optimizer_name(optimizer)] = norm
+
+    def gradients_taken(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """The script has called ``torch.autograd.grad``: inputs and their gradients."""
+        with self.failures.contained("gradients that were replaced"):
+            self.replaced.taken(self._living(), pairs)
+
+    def _living(self) -> list[Optimizer]:
+        """All optimizers: before its first step one is of no account but for its parameters."""
+        new = [o for o in self.created if not any(o is known for known in self.optimizers)]
+        return [*self.optimizers, *new]
 
     def drop_left_steps(self) -> None:
         """Free the copies of steps that raised, of whose end nothing is heard."""
