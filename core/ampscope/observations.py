@@ -124,6 +124,9 @@ class OptimizerStep:
     state_fall_due: float | None = None
     state_fall_done: float | None = None
     state_decay: float | None = None
+    # The scaler skipped this optimizer's step before, and what was not finite was still in its
+    # parameters' grad at every backward since.
+    kept_nonfinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -431,3 +432,52 @@ def test_copies_of_a_step_that_raised_are_freed() -> None:
         lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=4)
         lbfgs.step(closure)
     assert seen.steps.records[-1].moved_share == 1.0
+
+
+class _SameParameters(torch.optim.SGD):
+    """As Lightning's optimizer: another object, by the tables of the one that it stands for."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.__dict__ = dict(optimizer.__dict__)
+
+
+def _emptied(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+
+
+@pytest.mark.parametrize(
+    ("clear", "kept"),
+    [
+        (lambda own, model: None, 5),
+        (lambda own, model: own.zero_grad(), 0),
+        (lambda own, model: own.zero_grad(set_to_none=False), 0),
+        (lambda own, model: model.zero_grad(), 0),
+        (lambda own, model: _SameParameters(own).zero_grad(), 0),
+        (lambda own, model: _emptied(own), 0),
+    ],
+)
+@pytest.mark.parametrize("another_between", [False, True])
+def test_what_a_skipped_step_left_is_kept_where_the_gradient_itself_says_so(
+    clear: Callable[..., None], kept: int, another_between: bool
+) -> None:
+    """Six steps of infinite gradients: whether five of them began with those of the one before."""
+    model, other = small_net(), small_net(1)
+    first = torch.optim.SGD(model.parameters(), 0.1)
+    second = torch.optim.SGD(other.parameters(), 0.1)
+    own = scaler()
+    with watched() as seen:
+        for step in range(6):
+            x, y = batch(step)
+            if another_between:  # before the first one's gradients are cleared
+                second.zero_grad()
+                own.scale(mse_loss(other(x), y)).backward()
+                own.step(second)
+            clear(first, model)
+            (own.scale(mse_loss(model(x), y)) * torch.inf).backward()
+            own.step(first)
+            own.update()
+    steps = [a for a in seen.steps.records if a.skipped]
+    assert len(steps) == 6
+    assert sum(a.kept_nonfinite for a in steps) == kept

@@ -68,29 +68,19 @@ PATCH = """for i, batch in enumerate(loader):
 """
 
 
-MIN_KEPT = 3  # steps in a row
+MIN_KEPT = 3  # steps
 
 
 def _kept_gradients(evidence: Evidence) -> list[Call]:
     """Steps that were skipped while the gradients of an earlier skipped step were still there. None
     where one of them was taken, or no run clears by zero_grad: the script clears them otherwise."""
     run = evidence.baseline
-    if not _clearing(evidence):
+    kept = [a for a in run.steps if a.kept_nonfinite]
+    if len(kept) < MIN_KEPT or not all(a.skipped for a in kept) or not _clearing(evidence):
         return []
-    skipped = {(a.optimizer, a.step) for a in run.steps if a.skipped and a.grad_nonfinite}
-    left: dict[str, bool] = {}
-    kept = []
-    for call in run.calls:
-        if call.name == "zero_grad":
-            left = {} if call.subject == "model" else left | {call.subject: False}
-        elif call.name == "scaler_step" and not call.nested:
-            is_skipped = (call.note, call.step) in skipped
-            if left.get(call.note):
-                if not is_skipped:
-                    return []
-                kept.append(call)
-            left[call.note] = is_skipped
-    return kept if len(kept) >= MIN_KEPT else []
+    steps = {(a.optimizer, a.step) for a in kept}
+    calls = (c for c in run.calls if c.name == "scaler_step" and not c.nested)
+    return [c for c in calls if (c.note, c.step) in steps]
 
 
 def _clearing(evidence: Evidence) -> Call | None:

@@ -42,6 +42,7 @@ from ampscope.capture.script.optimizer_facts import (
 )
 from ampscope.capture.tensors import (
     HALF,
+    are_finite,
     fetch,
     floats,
     largest_of,
@@ -111,6 +112,8 @@ class OptimizerSteps(StepListener):
         self._loss = Loss()
         self._by_hand = False
         self._hand_norms: dict[str, float | None] = {}  # by optimizer, at the end of backward
+        # Optimizers whose last step was skipped; False: their gradients were cleared since.
+        self._kept: dict[str, bool] = {}
         self._facts: GradientFacts | None = None
         self._moments: dict[int, Tensor] = {}  # samples of half second moments, by id of parameter
 
@@ -134,6 +137,8 @@ class OptimizerSteps(StepListener):
         self._hand_norms.clear()
         with self.failures.contained("gradients that were replaced"):
             self.replaced.before_backward()
+        with self.failures.contained("gradients of a skipped step"):
+            self._look_for_kept()
         self.changes.before_backward()
         self._loss = Loss(loss, dtype, self._loss.backwards + 1)
         if taint is not None and taint >= 0:
@@ -152,6 +157,16 @@ class OptimizerSteps(StepListener):
                     if not any(map(_has_hooks, parameters)):
                         norm = gradient_facts(parameters, 1.0).norm
                         self._hand_norms[self.optimizer_name(optimizer)] = norm
+
+    def _look_for_kept(self) -> None:
+        """Whether what a skipped step left is still there. Another optimizer's backward may come
+        before the script clears it: all that follow must find it."""
+        for optimizer in self.optimizers:
+            name = self.optimizer_name(optimizer)
+            if self._kept.get(name):
+                held = (readable(p.grad) for p in parameters_of(optimizer) if p.grad is not None)
+                with no_dispatch():
+                    self._kept[name] = not all(are_finite([g for g in held if g is not None]))
 
     def gradients_taken(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """The script has called ``torch.autograd.grad``: inputs and their gradients."""
@@ -291,11 +306,13 @@ class OptimizerSteps(StepListener):
                 ended_at=time.time(),
                 unclipped_norm=fact("a clip", lambda: self.clips.take(parameters), None),
                 backward_norm=self._hand_norms.get(name),
+                kept_nonfinite=self._kept.get(name, False),
                 **asdict(self._loss),
                 **asdict(ending),
                 **state,
             )
         self.records.append(record)
+        self._kept[name] = ending.skipped and facts.nonfinite > 0
         self._facts = None
         self._loss = replace(self._loss, backwards=0)
         self.count += 1
