@@ -8,14 +8,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradient
+from ampscope.policy.device_profiles import PROFILES, USUAL
+from ampscope.policy.stand_in_device import stand_in
+from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import HALF_FROM, Cadence, RunSpec
 from ampscope.runner import script, script_recorder
+from ampscope.runner.probe import arithmetic
 from ampscope.runner.script import Following, ScriptResult, run_script
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.runner.script_text import names_half
@@ -349,3 +354,68 @@ def test_a_run_that_waits_for_half_precision_can_be_cancelled(tmp_path: Path) ->
     result = ran(tmp_path, 20, 40, following=following)
     assert result.outcome.ended == "cancelled"
     assert steps_of(result) == [*range(15)]
+
+
+# Under a rehearsal CUDA's arithmetic sleeps as well, until the first half tensor or autocast.
+
+
+def pooled(x: Tensor) -> Tensor:
+    """An op in half that CUDA has and a CPU has not: it shows whether CUDA's arithmetic is on."""
+    return nn.functional.avg_pool3d(x, 2)
+
+
+CUBE = (1, 1, 4, 4, 4)
+
+
+def from_a_file(folder: Path) -> Tensor:
+    torch.save(torch.ones(CUBE, dtype=torch.float16), folder / "half.pt")
+    loaded: Tensor = torch.load(folder / "half.pt")
+    return loaded
+
+
+def of_autocast(folder: Path) -> Tensor:
+    with torch.autocast("cpu", torch.float16):
+        made: Tensor = nn.Linear(4, 4).cuda()(torch.ones(CUBE).cuda())
+    return made
+
+
+FIRST_HALF: dict[str, Callable[[Path], Tensor]] = {
+    "half": lambda _: torch.ones(CUBE).half(),
+    "to": lambda _: torch.ones(CUBE).cuda().to(torch.float16),
+    "dtype": lambda _: torch.ones(CUBE, dtype=torch.float16, device="cuda"),
+    "numpy": lambda _: torch.from_numpy(np.ones(CUBE, np.float16)),
+    "file": from_a_file,
+    "parameter": lambda _: nn.Parameter(torch.ones(CUBE).half()),
+    "autocast": of_autocast,
+    "data": lambda _: torch.ones(CUBE).to(torch.float16).data,
+}
+
+
+@pytest.mark.parametrize("first", FIRST_HALF.values(), ids=FIRST_HALF)
+def test_the_first_half_tensor_meets_the_arithmetic_of_cuda(
+    first: Callable[[Path], Tensor], tmp_path: Path
+) -> None:
+    profile, found = PROFILES[USUAL], recorder()
+    stack = _get_current_dispatch_mode_stack
+    with stand_in(profile) as device, arithmetic("rehearsal", device), found.watching():
+        x = prepared(300)
+        assert found.watch.is_asleep
+        assert not any(isinstance(mode, TensorCoreMode) for mode in stack())
+        made = pooled(first(tmp_path))
+        assert made.dtype is torch.float16
+        assert isinstance(stack()[0], TensorCoreMode)
+        prepared(100)
+        train(Attention(), x.repeat(4, 1), 1, half=False)  # the watch is awake from here on
+        kinds = [type(mode) for mode in stack()]
+        assert (len(kinds), kinds[0]) == (2, TensorCoreMode)
+        made = pooled(made.repeat(1, 1, 2, 2, 2))
+    assert not stack()
+    with pytest.raises(RuntimeError, match="not implemented for 'Half'"):
+        pooled(torch.ones(CUBE).half())
+
+
+def test_a_preparation_gives_the_same_numbers_whether_or_not_cuda_is_rehearsed() -> None:
+    plain = prepared()
+    with stand_in(PROFILES[USUAL]) as device, arithmetic("rehearsal", device):
+        assert torch.equal(prepared(), plain)
+        assert torch.equal(prepared().cuda().cpu(), plain)

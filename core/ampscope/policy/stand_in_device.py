@@ -110,6 +110,8 @@ class StandInDevice(TorchFunctionMode):
         # follow from the answer, so no mistake in devices is called one from here on.
         self.has_guessed = False
         self.rounded: dict[str, None] = {}  # names of ops in half that were computed in fp32
+        # Called before the first function that meets half precision, until it answers with true.
+        self.on_half: Callable[[], bool] | None = None
         self._own = threading.local()
 
     @property
@@ -133,6 +135,12 @@ class StandInDevice(TorchFunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function with its device redirected; the result is where the script expects it."""
+        if self.on_half is not None:
+            self._look_for_half((*args, *kwargs.values()))
+        if _REDIRECTED.isdisjoint(kwargs) and func not in _factories():
+            place = _one_place((*args, *kwargs.values()) if kwargs else args)
+            if place is not _MIXED:
+                return self._computed(func, args, kwargs, None if place == _CPU else place, place)
         asked = kwargs.get("device")
         target = device_named(asked) if asked is not None else None
         if target is not None and target.type == "cuda":
@@ -162,6 +170,13 @@ class StandInDevice(TorchFunctionMode):
             place = _CPU
         if kwargs.get("generator") is not None and is_factory:
             _check_generator(kwargs["generator"], target)
+        return self._computed(func, args, kwargs, target, place)
+
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+        target: torch.device | None, place: torch.device | None,
+    ) -> Any:  # fmt: skip
+        """What the function returns, put on the device ``target``, or else where ``place`` says."""
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
@@ -169,12 +184,24 @@ class StandInDevice(TorchFunctionMode):
                 raise
             self.rounded[str(getattr(func, "__name__", func))] = None
             result = _in_fp32(func, args, kwargs)
+        if self.on_half is not None:
+            self._look_for_half((result,))
         if target is not None and target.type == "cuda":
             self.was_used = True
             _mark(result, target, args[0] if args else None)
         elif place is not None:
             _mark(result, place, args[0] if args else None)
         return result
+
+    def _look_for_half(self, values: tuple[Any, ...]) -> None:
+        """Call :attr:`on_half` where autocast is on, and for a tensor in half or of a class of the
+        script's own, which is not asked."""
+        takes_part = torch.is_autocast_enabled("cpu") or any(
+            type(one) not in _PLAIN or one.dtype in _WIDER or one.dtype is torch.bfloat16
+            for one in _tensors(values)
+        )
+        if takes_part and self.on_half is not None and self.on_half():
+            self.on_half = None
 
     def check_one_device(self, func: Any, device: torch.device, tensors: list[Tensor]) -> None:
         """torch's own error where a tensor that is on the CPU for certain meets one on the device.
@@ -251,6 +278,29 @@ def _follows(func: Any, args: tuple[Any, ...]) -> bool:
     if name in ("tensor", "as_tensor", "asarray"):
         return bool(args) and isinstance(args[0], Tensor)
     return bool(name.startswith(("sparse_", "nested_")))
+
+
+_MIXED: Final = torch.device("meta")  # not all in one place
+_REDIRECTED: Final = frozenset({"device", "pin_memory", "generator"})
+_PLAIN: Final = frozenset({Tensor, nn.Parameter})
+_VALUES: Final = frozenset({int, float, bool, complex, str, type(None), torch.dtype, slice})
+
+
+def _one_place(values: tuple[Any, ...]) -> torch.device | None:
+    """Where all tensors among simple values are, which most functions are called with; None where
+    that is certain of none of them."""
+    found: torch.device | None = _MIXED
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN:
+            place = value.__dict__.get(_MARK)
+            if found is _MIXED:
+                found = place
+            elif place is not found and place != found:
+                return _MIXED
+        elif kind not in _VALUES:
+            return _MIXED
+    return found
 
 
 def _tensors(values: tuple[Any, ...]) -> list[Tensor]:
@@ -579,6 +629,7 @@ def _as_the_first() -> frozenset[Any]:
     return frozenset(getattr(Tensor, n) for n in ("expand_as", "view_as", "reshape_as"))
 
 
+@functools.cache
 def _factories() -> Any:
     from torch.utils import _device  # its list is made when it is first asked for
 

@@ -29,6 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.exponent_count import prepare as prepare_counter
+from ampscope.capture.script.mode_sleep import ModeSleep
 from ampscope.control import Control
 from ampscope.errors import BadInput, Cancelled
 from ampscope.numerics.formats import dtype_name
@@ -41,6 +42,7 @@ from ampscope.policy.precision import (
     torch_dtype,
 )
 from ampscope.policy.rehearsal import cuda_autocast_lists
+from ampscope.policy.stand_in_device import StandInDevice
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec, StepRecord
 from ampscope.runner.device import peak_bytes
@@ -96,14 +98,30 @@ def preload(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def arithmetic(policy: str) -> Iterator[None]:
+def arithmetic(policy: str, device: StandInDevice | None = None) -> Iterator[None]:
     """Under the policy ``rehearsal`` a CPU follows CUDA's autocast lists and computes half
-    matmuls as Tensor Cores do; under any other the device's own rules apply."""
+    matmuls as Tensor Cores do; under any other the device's own rules apply. ``device`` tells when
+    half precision takes part: before, ops run at their own speed."""
     if policy != "rehearsal":
         yield
         return
-    with cuda_autocast_lists(), TensorCoreMode():
-        yield
+    with cuda_autocast_lists(), TensorCoreMode() as cores:
+        if device is None:
+            yield
+            return
+        sleep = ModeSleep(cores)
+        sleep.leave()
+
+        def wake() -> bool:
+            sleep.wake()
+            return not sleep.is_asleep
+
+        device.on_half = wake
+        try:
+            yield
+        finally:
+            device.on_half = None
+            sleep.close()
 
 
 def drive(

@@ -236,7 +236,8 @@ class _Run:
                 self.device = stack.enter_context(stand_in(profile))
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             # Nothing is compiled below a mode that stands in for CUDA's arithmetic.
-            stack.enter_context(arithmetic("native" if self.compiles else self.policy))
+            policy = "native" if self.compiles else self.policy
+            stack.enter_context(arithmetic(policy, self.device))
             self.recorder.requests.finds_cuda = self.device is not None
             stack.enter_context(self.recorder.watching())
             yield

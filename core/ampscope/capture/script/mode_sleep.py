@@ -30,7 +30,7 @@ class ModeSleep:
     def __init__(self, mode: TorchDispatchMode) -> None:
         self.is_asleep = False
         self._mode = mode
-        self._below: list[TorchDispatchMode] = []  # the modes under it on the stack
+        self._below: list[TorchDispatchMode] = []  # the modes under it, awake or not
         self._thread = 0
         self._frame: FrameType | None = None  # whose next line is awaited
 
@@ -43,14 +43,26 @@ class ModeSleep:
         frame.f_trace = self._traced
         sys.settrace(_no_frame)
 
+    def leave(self) -> None:
+        """Leave the stack now; from outside any op. Below another mode it stays: waiting for that
+        one to leave would cost more than it saves."""
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self._mode:
+            _pop_mode()
+            self.is_asleep, self._below = True, [*stack[:-1], *_asleep]
+            self._thread = threading.get_ident()
+            _asleep.append(self._mode)
+
     def wake(self) -> None:
         """Back to the place on the stack that it had; from outside any op, in the thread in which
         it left. Where other modes are under it by now, a later call may succeed."""
         self._forget()
         if not self.is_asleep or threading.get_ident() != self._thread:
             return
-        stack, depth = _get_current_dispatch_mode_stack(), len(self._below)
-        if not _are_same(stack[:depth], self._below):
+        stack = _get_current_dispatch_mode_stack()
+        awake = [mode for mode in self._below if not _is_in(mode, _asleep)]
+        depth = len(awake)
+        if not all(_is_in(mode, awake) for mode in stack[:depth]) or len(stack) < depth:
             return
         above = [_pop_mode() for _ in stack[depth:]]
         _push_mode(self._mode)
@@ -67,18 +79,14 @@ class ModeSleep:
 
     def _woken(self) -> None:
         self.is_asleep, self._below = False, []
+        _asleep[:] = [mode for mode in _asleep if mode is not self._mode]
 
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
         if in_backward() and event != "return":
             return self._traced
-        stack = _get_current_dispatch_mode_stack()
-        # Below another mode it stays: waiting for that one to leave would cost more than it saves.
-        leaves = bool(stack) and stack[-1] is self._mode and not in_backward()
         self._forget()
-        if leaves:
-            _pop_mode()
-            self.is_asleep, self._below = True, stack[:-1]
-            self._thread = threading.get_ident()
+        if not in_backward():
+            self.leave()
         return None
 
     def _forget(self) -> None:
@@ -96,5 +104,8 @@ def _no_frame(frame: FrameType, event: str, arg: object) -> None:
     """What Python asks for each new frame: none is traced."""
 
 
-def _are_same(some: list[TorchDispatchMode], others: list[TorchDispatchMode]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+_asleep: list[TorchDispatchMode] = []  # of a process, in the order in which they left
+
+
+def _is_in(mode: TorchDispatchMode, modes: list[TorchDispatchMode]) -> bool:
+    return any(mode is one for one in modes)
