@@ -26,7 +26,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -135,8 +135,8 @@ class StandInDevice(TorchFunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function with its device redirected; the result is where the script expects it."""
-        if self.on_half is not None:
-            self._look_for_half((*args, *kwargs.values()))
+        if self.on_half is not None and (_autocasts("cpu") or _takes_half((args, kwargs.values()))):
+            self._half_begins()
         if _REDIRECTED.isdisjoint(kwargs) and func not in _factories():
             place = _one_place((*args, *kwargs.values()) if kwargs else args)
             if place is not _MIXED:
@@ -184,8 +184,8 @@ class StandInDevice(TorchFunctionMode):
                 raise
             self.rounded[str(getattr(func, "__name__", func))] = None
             result = _in_fp32(func, args, kwargs)
-        if self.on_half is not None:
-            self._look_for_half((result,))
+        if self.on_half is not None and _takes_half(((result,),)):
+            self._half_begins()
         if target is not None and target.type == "cuda":
             self.was_used = True
             _mark(result, target, args[0] if args else None)
@@ -193,14 +193,8 @@ class StandInDevice(TorchFunctionMode):
             _mark(result, place, args[0] if args else None)
         return result
 
-    def _look_for_half(self, values: tuple[Any, ...]) -> None:
-        """Call :attr:`on_half` where autocast is on, and for a tensor in half or of a class of the
-        script's own, which is not asked."""
-        takes_part = torch.is_autocast_enabled("cpu") or any(
-            type(one) not in _PLAIN or one.dtype in _WIDER or one.dtype is torch.bfloat16
-            for one in _tensors(values)
-        )
-        if takes_part and self.on_half is not None and self.on_half():
+    def _half_begins(self) -> None:
+        if self.on_half is not None and self.on_half():
             self.on_half = None
 
     def check_one_device(self, func: Any, device: torch.device, tensors: list[Tensor]) -> None:
@@ -301,6 +295,27 @@ def _one_place(values: tuple[Any, ...]) -> torch.device | None:
         elif kind not in _VALUES:
             return _MIXED
     return found
+
+
+_HALVES: Final = frozenset({torch.float16, torch.bfloat16, torch.complex32})
+_autocasts: Final = torch.is_autocast_enabled  # a script's own question is answered for its device
+
+
+def _takes_half(groups: Iterable[Iterable[Any]]) -> bool:
+    """Whether a tensor in half is among values, or one of a class of the script's own, which is not
+    asked; lists and tuples are looked into."""
+    for values in groups:
+        for value in values:
+            kind = type(value)
+            if kind in _PLAIN:
+                if value.dtype in _HALVES:
+                    return True
+            elif kind not in _VALUES:
+                if isinstance(value, Tensor):
+                    return True
+                if isinstance(value, list | tuple) and _takes_half((value,)):
+                    return True
+    return False
 
 
 def _tensors(values: tuple[Any, ...]) -> list[Tensor]:
@@ -565,8 +580,17 @@ def _storage(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
+def _as_it_is(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    """What is the same on every device, and no tensor: asked most often of all."""
+    return func(*args, **kwargs)
+
+
+_FACTS: Final = "dtype shape ndim layout requires_grad is_leaf grad_fn is_sparse is_meta"
+_ASKED: Final = "size dim numel stride element_size is_contiguous is_floating_point __len__"
 _Special = Callable[[StandInDevice, Any, Any, Any], Any]
 _SPECIAL: Final[dict[Any, _Special]] = {
+    **{getattr(Tensor, name).__get__: _as_it_is for name in _FACTS.split()},
+    **{getattr(Tensor, name): _as_it_is for name in _ASKED.split()},
     torch.device: _device,
     Tensor.to: _to,
     torch._C._nn._parse_to: _parse_to,

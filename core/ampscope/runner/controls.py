@@ -61,6 +61,9 @@ _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Flo
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
+_NO_DTYPES = frozenset({Tensor, nn.Parameter, int, float, bool, type(None)})
+
+
 class _Replace(TorchFunctionMode):
     """Replaces half dtypes in arguments, and in results: numbers that come from a file or an array
     are half without an argument that says so."""
@@ -90,8 +93,9 @@ class _Replace(TorchFunctionMode):
         if target is not None:
             return args[0].to(target)
         if func not in _REINTERPRETS:
-            args = tuple(self.swapped(a) for a in args)
-            kwargs = {k: self.swapped(v) for k, v in kwargs.items()}
+            args = tuple([a if type(a) in _NO_DTYPES else self.swapped(a) for a in args])
+            if kwargs:
+                kwargs = {k: self.swapped(v) for k, v in kwargs.items()}
         return self.converted(func(*args, **kwargs))
 
     def swapped(self, value: Any) -> Any:
@@ -111,8 +115,11 @@ class _Replace(TorchFunctionMode):
 
     def converted(self, result: Any) -> Any:
         """A tensor in a half dtype that is replaced, cast; anything else as it is."""
-        if isinstance(result, Tensor) and result.dtype in self.replace:
-            return result.to(self.replace[result.dtype])
+        if isinstance(result, Tensor):
+            with torch._C.DisableTorchFunction():  # other modes have nothing to say to it
+                target = self.replace.get(result.dtype)
+            if target is not None:
+                return result.to(target)
         return result
 
     def as_written(self, original: Any, *args: Any, **kwargs: Any) -> Any:
