@@ -769,12 +769,16 @@ def show_measurements(case: Case, step: int | None) -> None:
 
 
 def run_names(runs: Sequence[RunInfo]) -> dict[str, str]:
-    """Run id -> its control in words; a control's second run is called that."""
+    """Run id -> its control in words; a control's second run is called that. What ended for want of
+    a CUDA device, and was then run on a rehearsed one, is said to be so."""
     names: dict[str, str] = {}
-    for run in runs:
-        name = Control(run.spec.control).words
-        before = sum(r.spec.control == run.spec.control for r in runs[: len(names)])
-        names[run.id] = f"{name}, again" if before else name
+    for place, run in enumerate(runs):
+        spec, name = run.spec, Control(run.spec.control).words
+        alike = [r.spec.policy for r in runs[:place] if r.spec.control == spec.control]
+        later = [r.spec.policy for r in runs[place:] if r.spec.control == spec.control]
+        if any(policy != spec.policy for policy in later):
+            name += ", without CUDA"
+        names[run.id] = f"{name}, again" if spec.policy in alike else name
     return names
 
 

@@ -21,11 +21,11 @@ from ampscope.diagnosis.result import partial_note
 from ampscope.errors import BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
-from ampscope.records import RunInfo, State
+from ampscope.records import RunInfo, RunSpec, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
 from ampscope.store.writer import keep_conclusion
-from app.diagnosis import documentation_sections, script_command, time_left
+from app.diagnosis import documentation_sections, run_names, script_command, time_left
 from app.runs import diagnoses, workload_choice
 from tests.helpers import script_stores, stores
 from tests.helpers.pages import links, texts
@@ -656,3 +656,19 @@ def test_a_script_that_does_not_compile_has_no_compiled_runs(
 ) -> None:
     app = open_page("diagnosis", run=script_stores.overflow(store_path))
     assert "Compiled code beside eager code" not in texts(app)
+
+
+def test_what_ended_for_want_of_cuda_is_told_from_the_rehearsed_runs() -> None:
+    def made(number: int, control: str, policy: str) -> RunInfo:
+        run = replace(RunSpec("train.py"), control=control, policy=policy)
+        return RunInfo(
+            str(number), run, State.FINISHED, created=number, started=None, ended=None,
+            heartbeat=None, pid=None, machine=None, message="", traceback="", steps_done=0,
+            overhead_share=None,
+        )  # fmt: skip
+
+    runs = ("as_is auto", "fp32 auto", "as_is cuda", "fp32 cuda", "fp32 cuda")
+    named = run_names([made(number, *one.split()) for number, one in enumerate(runs)])
+    assert list(named.values()) == [
+        "unchanged, without CUDA", "in fp32, without CUDA", "unchanged", "in fp32", "in fp32, again"
+    ]  # fmt: skip
