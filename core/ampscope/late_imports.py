@@ -26,16 +26,17 @@ _HUSHED: Any = ("ignore", None, Warning, None, 0)
 _real = {name: getattr(builtins, name) for name in REPLACED}  # once known to be Python's own
 _path = [os.path.abspath(entry) for entry in sys.path]  # "" is the folder that was current
 _failed: dict[str, str] = {}
-_lock = threading.Lock()  # of the two below
-if hasattr(os, "register_at_fork"):  # a thread that the child does not have may hold it
-    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # as Python's own modules do
-_inside = 0
+_lock = threading.Lock()  # of _inside and _before
+_inside: list[int] = []  # the threads in real_builtins, each as often as it has entered
 _before: dict[str, Any] = {}  # what the script had put there
 
 
 def late_import(name: str) -> ModuleType:
     """The module of that name. Raises ImportError, whatever its import raised; what has failed once
     is not tried again."""
+    found = sys.modules.get(name)
+    if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
+        return found
     if name in _failed:
         raise ImportError(_failed[name])
     try:
@@ -56,21 +57,35 @@ def is_installed(name: str) -> bool:
 def real_builtins() -> Iterator[None]:
     """Python's own functions are in :mod:`builtins` inside, for every thread; then what was, as
     soon as no thread is inside."""
-    global _inside
     with _lock:
         _look_for_real()
         now = {name: vars(builtins)[name] for name in _real}
         _before.update({name: one for name, one in now.items() if one is not _real[name]})
         vars(builtins).update(_real)
-        _inside += 1
+        _inside.append(threading.get_ident())
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if not _inside:
-                vars(builtins).update(_before)
-                _before.clear()
+            _inside.remove(threading.get_ident())
+            _put_back()
+
+
+def _put_back() -> None:
+    if not _inside:
+        vars(builtins).update(_before)
+        _before.clear()
+
+
+def _after_fork() -> None:
+    """Threads that held the lock or were inside are none of the child's."""
+    _lock._at_fork_reinit()  # type: ignore[attr-defined]  # as Python's own modules do
+    _inside[:] = [thread for thread in _inside if thread == threading.get_ident()]
+    _put_back()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _look_for_real() -> None:

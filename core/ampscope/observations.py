@@ -125,7 +125,7 @@ class OptimizerStep:
     state_fall_done: float | None = None
     state_decay: float | None = None
     # The scaler skipped this optimizer's step before, and what was not finite was still in its
-    # parameters' grad at every backward since.
+    # parameters' grad at each of the one or more backward passes since.
     kept_nonfinite: bool = False
 
 

@@ -481,3 +481,19 @@ def test_what_a_skipped_step_left_is_kept_where_the_gradient_itself_says_so(
     steps = [a for a in seen.steps.records if a.skipped]
     assert len(steps) == 6
     assert sum(a.kept_nonfinite for a in steps) == kept
+
+
+def test_gradients_that_are_set_anew_each_time_keep_nothing() -> None:
+    model = small_net()
+    optimizer, own = torch.optim.SGD(model.parameters(), 0.1), scaler()
+    with watched() as seen:
+        for step in range(6):
+            x, y = batch(step)
+            loss = own.scale(mse_loss(model(x), y)) * torch.inf
+            found = torch.autograd.grad(loss, list(model.parameters()))
+            for p, g in zip(model.parameters(), found, strict=True):
+                p.grad = g
+            own.step(optimizer)
+            own.update()
+    assert [a.skipped for a in seen.steps.records] == [True] * 6
+    assert not any(a.kept_nonfinite for a in seen.steps.records)

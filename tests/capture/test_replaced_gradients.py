@@ -200,3 +200,24 @@ def test_gradients_that_were_asked_for_and_not_set_are_none_of_the_step() -> Non
     """A gradient's norm, a penalty, an inner loop: the step takes what backward computed."""
     assert not _asked(OVERFLOWS, sets=False, cleans=False, backward=True)
     assert not _asked(OVERFLOWS, sets=True, cleans=True, backward=True)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_clearing_the_gradients_sets_none_of_them(to_none: bool) -> None:
+    """The first gradients, which are not finite, are for a norm; the step takes the second."""
+    net = small_net()
+    with watched() as seen:
+        optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+        for step in range(4):
+            x, y = batch(step)
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = net(x)
+            loss = (out.float() - y).square().sum()
+            torch.autograd.grad(loss * OVERFLOWS, net.parameters(), retain_graph=True)
+            optimizer.zero_grad(set_to_none=to_none)
+            for p, g in zip(
+                net.parameters(), torch.autograd.grad(loss, net.parameters()), strict=True
+            ):
+                p.grad = g
+            optimizer.step()
+    assert not _view(seen).replaced_steps

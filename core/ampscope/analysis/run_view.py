@@ -489,9 +489,11 @@ def owner_of_only_table(run: RunView) -> str:
 
 
 def _built(run: RunView) -> list[obs.Scan]:
-    """Buffers as they were before the first optimizer step. One that is seen first after it, as of
-    a half copy that is validated, may hold what a training made of it: each run its own numbers."""
-    return [s for s in run.scans_of("start", "buffer") if s.step == 0]
+    """Buffers as they were before the first step that was recorded. One that is seen first after
+    it, as of a half copy that is validated, may hold what a training made of it, and differ from
+    run to run."""
+    first = run.steps[0].step if run.steps else 0
+    return [s for s in run.scans_of("start", "buffer") if s.step <= first]
 
 
 def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float | None:

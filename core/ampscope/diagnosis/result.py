@@ -256,7 +256,8 @@ def _long_search(run: RunView) -> str:
     facts = scale_facts(run)
     if facts is None or not facts.loses_many or run.bad_loss_steps:
         return ""
-    held = min(step.scale for step in run.steps[facts.leading :])
+    taken = [a.scale for a in run.steps[facts.leading :] if a.scaler and not a.skipped]
+    held = min(taken, default=0.0)
     if held < 1:
         return ""
     start = min(USUAL_INIT, held)

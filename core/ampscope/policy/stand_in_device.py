@@ -110,8 +110,10 @@ class StandInDevice(TorchFunctionMode):
         # follow from the answer, so no mistake in devices is called one from here on.
         self.has_guessed = False
         self.rounded: dict[str, None] = {}  # names of ops in half that were computed in fp32
-        # Called before the first function that meets half precision, until it answers with true.
+        # Called before each function from the first one on that meets half precision, until it
+        # answers with true.
         self.on_half: Callable[[], bool] | None = None
+        self._has_met_half = False
         self._own = threading.local()
 
     @property
@@ -135,11 +137,11 @@ class StandInDevice(TorchFunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function with its device redirected; the result is where the script expects it."""
-        if self.on_half is not None and (_autocasts("cpu") or _takes_half((args, kwargs.values()))):
-            self._half_begins()
+        if self.on_half is not None:
+            self._look_for_half((args, kwargs.values()))
         if _REDIRECTED.isdisjoint(kwargs) and func not in _factories():
             place = _one_place((*args, *kwargs.values()) if kwargs else args)
-            if place is not _MIXED:
+            if place is not _UNDECIDED:
                 return self._computed(func, args, kwargs, None if place == _CPU else place, place)
         asked = kwargs.get("device")
         target = device_named(asked) if asked is not None else None
@@ -184,8 +186,8 @@ class StandInDevice(TorchFunctionMode):
                 raise
             self.rounded[str(getattr(func, "__name__", func))] = None
             result = _in_fp32(func, args, kwargs)
-        if self.on_half is not None and _takes_half(((result,),)):
-            self._half_begins()
+        if self.on_half is not None:
+            self._look_for_half(((result,),))
         if target is not None and target.type == "cuda":
             self.was_used = True
             _mark(result, target, args[0] if args else None)
@@ -193,8 +195,11 @@ class StandInDevice(TorchFunctionMode):
             _mark(result, place, args[0] if args else None)
         return result
 
-    def _half_begins(self) -> None:
-        if self.on_half is not None and self.on_half():
+    def _look_for_half(self, groups: Iterable[Iterable[Any]]) -> None:
+        """Tell of half precision, once it is among these values or autocast is on."""
+        self._has_met_half = self._has_met_half or _autocasts("cpu") or _takes_half(groups)
+        on_half = self.on_half  # another thread may be here, too
+        if self._has_met_half and on_half is not None and on_half():
             self.on_half = None
 
     def check_one_device(self, func: Any, device: torch.device, tensors: list[Tensor]) -> None:
@@ -274,26 +279,27 @@ def _follows(func: Any, args: tuple[Any, ...]) -> bool:
     return bool(name.startswith(("sparse_", "nested_")))
 
 
-_MIXED: Final = torch.device("meta")  # not all in one place
+_UNDECIDED: Final = torch.device("meta")
 _REDIRECTED: Final = frozenset({"device", "pin_memory", "generator"})
-_PLAIN: Final = frozenset({Tensor, nn.Parameter})
+_PLAIN: Final = frozenset({Tensor, nn.Parameter})  # no class that a script may have made
 _VALUES: Final = frozenset({int, float, bool, complex, str, type(None), torch.dtype, slice})
 
 
 def _one_place(values: tuple[Any, ...]) -> torch.device | None:
     """Where all tensors among simple values are, which most functions are called with; None where
-    that is certain of none of them."""
-    found: torch.device | None = _MIXED
+    that is certain of none of them. :data:`_UNDECIDED` where they are in several places, where
+    there is no tensor, and for values of other kinds."""
+    found: torch.device | None = _UNDECIDED
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
             place = value.__dict__.get(_MARK)
-            if found is _MIXED:
+            if found is _UNDECIDED:
                 found = place
             elif place is not found and place != found:
-                return _MIXED
+                return _UNDECIDED
         elif kind not in _VALUES:
-            return _MIXED
+            return _UNDECIDED
     return found
 
 
@@ -356,7 +362,7 @@ def _mark(result: Any, device: torch.device | None, first: Any = None) -> None:
             return
         if device is None:
             result.__dict__.pop(_MARK, None)
-        elif device != _CPU or type(result) in (Tensor, nn.Parameter):  # no fake one
+        elif device != _CPU or type(result) in _PLAIN:  # no fake one
             result.__dict__[_MARK] = device
     elif isinstance(result, list | tuple):
         for one in result:
@@ -581,7 +587,7 @@ def _storage(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_it_is(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """What is the same on every device, and no tensor: asked most often of all."""
+    """A fact that is the same on every device, such as a shape; no tensor is returned."""
     return func(*args, **kwargs)
 
 

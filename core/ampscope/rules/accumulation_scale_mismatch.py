@@ -10,7 +10,8 @@ Why it matters
     Infinity stays infinite whatever is added to it: the scale falls, and nothing is learned.
 
 Blind spots
-    Gradients that are cleared by setting them to None by hand.
+    Windows of gradients that are cleared by setting them to None by hand; what a skipped step left,
+    in a script that never calls zero_grad.
 
 Remedy
     unscale_, step and update only at the end of the window; zero_grad also after a skipped step.
@@ -19,8 +20,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scaled_gradients import Window, windows
-from ampscope.observations import Call
+from ampscope.observations import Call, OptimizerStep
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 
@@ -31,7 +33,7 @@ def check(evidence: Evidence) -> Verdict:
         return not_applicable("No loss was scaled.")
     wrong = [(w, call) for w in windows(run) for call in [_inside(w)] if call is not None]
     if not wrong and (kept := _kept_gradients(evidence)):
-        return _never_cleared(kept, _clearing(evidence))
+        return _never_cleared(run, kept, _clearing(evidence))
     if not wrong:
         return passed("Every window was unscaled and updated at its end only.")
     window, call = wrong[0]
@@ -68,19 +70,15 @@ PATCH = """for i, batch in enumerate(loader):
 """
 
 
-MIN_KEPT = 3  # steps
+MIN_KEPT = 3  # steps: one or two may be those of a search that goes on
 
 
-def _kept_gradients(evidence: Evidence) -> list[Call]:
-    """Steps that were skipped while the gradients of an earlier skipped step were still there. None
-    where one of them was taken, or no run clears by zero_grad: the script clears them otherwise."""
-    run = evidence.baseline
-    kept = [a for a in run.steps if a.kept_nonfinite]
-    if len(kept) < MIN_KEPT or not all(a.skipped for a in kept) or not _clearing(evidence):
-        return []
-    steps = {(a.optimizer, a.step) for a in kept}
-    calls = (c for c in run.calls if c.name == "scaler_step" and not c.nested)
-    return [c for c in calls if (c.note, c.step) in steps]
+def _kept_gradients(evidence: Evidence) -> list[OptimizerStep]:
+    """Steps that were skipped while the gradients of an earlier skipped step were still there. The
+    empty list where one of them was taken, or no run has a zero_grad to point at."""
+    kept = [a for a in evidence.baseline.steps if a.kept_nonfinite]
+    is_sure = len(kept) >= MIN_KEPT and all(a.skipped for a in kept) and _clearing(evidence)
+    return kept if is_sure else []
 
 
 def _clearing(evidence: Evidence) -> Call | None:
@@ -95,16 +93,19 @@ def _clearing(evidence: Evidence) -> Call | None:
     return None
 
 
-def _never_cleared(kept: list[Call], clearing: Call | None) -> Verdict:
+def _never_cleared(run: RunView, kept: list[OptimizerStep], clearing: Call | None) -> Verdict:
     first = kept[0]
+    calls = [c for c in run.calls if c.name == "scaler_step" and not c.nested]
+    line = next((c.line for c in calls if c.note == first.optimizer), "")
+    there = f" at line {line}" if line else ""
     at = f" at line {clearing.line}" if clearing is not None and clearing.line else ""
     return Verdict(
         Status.FOUND,
         f"The gradients of a skipped step are not cleared: the zero_grad{at} does not come between "
-        f"it and the next scaler.step at line {first.line}, {len(kept)} times. What is not finite "
-        "stays in .grad, so each of these steps is skipped as well, and the scale falls.",
+        f"it and the next scaler.step{there}, {len(kept)} times. What is not finite stays in "
+        ".grad, so each of these steps is skipped as well, and the scale falls.",
         step=first.step,
-        line=first.line,
+        line=line,
         evidence=(
             Measurement("steps on gradients of a skipped one", len(kept), 0, "as_is", first.step),
         ),

@@ -101,7 +101,8 @@ def preload(device: torch.device) -> None:
 def arithmetic(policy: str, device: StandInDevice | None = None) -> Iterator[None]:
     """Under the policy ``rehearsal`` a CPU follows CUDA's autocast lists and computes half
     matmuls as Tensor Cores do; under any other the device's own rules apply. ``device`` tells when
-    half precision takes part: before, ops run at their own speed."""
+    half precision takes part: before, ops run at their own speed. Half that begins within a
+    backward pass is computed as on a CPU until that has ended."""
     if policy != "rehearsal":
         yield
         return

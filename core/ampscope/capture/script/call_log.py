@@ -207,7 +207,7 @@ class CallLog(StepListener):
             return self._calls.inside(original, *args, **kwargs)
         self._watch.training_begins(has_begun=True)
         roots = args[0] if args else kwargs.get("tensors")
-        create_graph = bool(kwargs.get("create_graph"))
+        create_graph = bool(kwargs.get("create_graph", args[3:] and args[3]))
         for root in op_facts.tensors(roots, None):
             self._note_backward(root, create_graph=create_graph)
         try:
@@ -266,7 +266,7 @@ class CallLog(StepListener):
             return self._calls.inside(original, outputs, *args, **kwargs)
         self._watch.training_begins(has_begun=True)
         scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
-        create_graph = bool(kwargs.get("create_graph"))
+        create_graph = bool(kwargs.get("create_graph", args[3:] and args[3]))
         self._calls.add("grad", scaled=scaled, create_graph=create_graph)
         asked: Any = args[0] if args else kwargs.get("inputs")
         if isinstance(asked, GeneratorType):  # net.parameters() gives each of them once
@@ -280,19 +280,21 @@ class CallLog(StepListener):
 
     def _new_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        self._steps.created.add(optimizer)
+        self._steps.optimizer_created(optimizer)
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        is_optimizer = isinstance(owner, torch.optim.Optimizer)
         if not self._calls.is_nested:
             self._watch.training_begins()
-            is_optimizer = isinstance(owner, torch.optim.Optimizer)
             name = self._steps.optimizer_name(owner) if is_optimizer else "model"
             self._calls.add("zero_grad", subject=name)
+        result = self._calls.inside(original, owner, *args, **kwargs)
+        if not self._calls.is_nested:
             with self.failures.contained("gradients that were emptied"):
                 named = [] if is_optimizer else parameters(owner)
                 own = parameters_of(owner) if is_optimizer else [p for _, p in named]
                 self._steps.replaced.emptied(own)
-        return self._calls.inside(original, owner, *args, **kwargs)
+        return result
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)

@@ -134,7 +134,7 @@ class ReplacedGradients:
                     self._bad[id(parameter)] = self._found(parameter, gradient)
         self._note_lines(finite)
 
-    def taken(self, optimizers: list[Optimizer], pairs: Sequence[Pair]) -> None:
+    def taken(self, optimizers: list[Optimizer], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The script took gradients by itself: inputs and their gradients. They are the training's
         where the input is a parameter and the script sets its ``grad`` afterwards."""
         self._take_set()
@@ -151,7 +151,8 @@ class ReplacedGradients:
     def _take_set(self) -> None:
         """Of what the script took, what it has set since; the rest was for something else."""
         for key, (found, mark) in self._taken.items():
-            if not _is_still(mark, found[0].grad):
+            gradient = found[0].grad
+            if gradient is not None and not _is_still(mark, gradient):
                 self._bad[key] = found
         self._taken.clear()
 
@@ -165,9 +166,12 @@ class ReplacedGradients:
             self._writes.start()
 
     def emptied(self, parameters: Iterable[Tensor]) -> None:
-        """The gradients of these parameters were cleared: no step takes them."""
+        """The gradients of these parameters were cleared: no step takes them. What was asked for
+        may be set still."""
         for parameter in parameters:
             self._bad.pop(id(parameter), None)
+            if asked := self._taken.get(id(parameter)):
+                self._taken[id(parameter)] = asked[0], _mark(parameter.grad)
 
     def before_step(
         self, optimizer: Optimizer, name: str, scale_of: Callable[[], float], step: int

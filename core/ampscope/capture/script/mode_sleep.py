@@ -2,8 +2,8 @@
 
 A mode costs each op several microseconds, also where it does nothing: generating data in small ops
 takes twice as long under one. While an op is dispatched its mode is off the stack, and torch puts
-it back behind the op, so it cannot leave from there. It leaves at the next line of the code that
-called the op.
+it back behind the op, so it cannot leave from there: asked inside an op, it leaves at the next line
+of the code that called the op. From outside any op it leaves at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ampscope.capture.tensors import in_backward
 
 
 class ModeSleep:
-    """For one ``mode``, which the owner enters before :meth:`ask` and leaves after
+    """For one ``mode``, which the owner enters before :meth:`ask` or :meth:`leave` and exits after
     :meth:`close`."""
 
     def __init__(self, mode: TorchDispatchMode) -> None:
@@ -49,18 +49,19 @@ class ModeSleep:
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self._mode:
             _pop_mode()
-            self.is_asleep, self._below = True, [*stack[:-1], *_asleep]
+            self.is_asleep, self._below = True, [*stack[:-1], *_asleep.modes]
             self._thread = threading.get_ident()
-            _asleep.append(self._mode)
+            _asleep.modes.append(self._mode)
 
     def wake(self) -> None:
         """Back to the place on the stack that it had; from outside any op, in the thread in which
-        it left. Where other modes are under it by now, a later call may succeed."""
+        it left. Where other modes are under it by now, and in a backward pass, behind each of whose
+        nodes torch puts the stack back, a later call may succeed."""
         self._forget()
-        if not self.is_asleep or threading.get_ident() != self._thread:
+        if not self.is_asleep or threading.get_ident() != self._thread or in_backward():
             return
         stack = _get_current_dispatch_mode_stack()
-        awake = [mode for mode in self._below if not _is_in(mode, _asleep)]
+        awake = [mode for mode in self._below if not _is_in(mode, _asleep.modes)]
         depth = len(awake)
         if not all(_is_in(mode, awake) for mode in stack[:depth]) or len(stack) < depth:
             return
@@ -79,7 +80,7 @@ class ModeSleep:
 
     def _woken(self) -> None:
         self.is_asleep, self._below = False, []
-        _asleep[:] = [mode for mode in _asleep if mode is not self._mode]
+        _asleep.modes = [mode for mode in _asleep.modes if mode is not self._mode]
 
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
         if in_backward() and event != "return":
@@ -104,7 +105,14 @@ def _no_frame(frame: FrameType, event: str, arg: object) -> None:
     """What Python asks for each new frame: none is traced."""
 
 
-_asleep: list[TorchDispatchMode] = []  # of a process, in the order in which they left
+class _Asleep(threading.local):
+    """The modes of this thread that sleep, in the order in which they left."""
+
+    def __init__(self) -> None:
+        self.modes: list[TorchDispatchMode] = []
+
+
+_asleep = _Asleep()
 
 
 def _is_in(mode: TorchDispatchMode, modes: list[TorchDispatchMode]) -> bool:

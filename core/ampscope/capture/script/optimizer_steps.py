@@ -97,7 +97,7 @@ class OptimizerSteps(StepListener):
         self.scaler_numbers = Numbering("scaler")
         self.optimizers: list[Optimizer] = self._numbers.known
         self.optimizer_name = self._numbers.name_of
-        self.created: IdSet[Optimizer] = IdSet()  # named when they first do something
+        self._created: IdSet[Optimizer] = IdSet()  # named when they first do something
         self.carried = CarriedScale()
         self.clips = Clips()
         self.changes = GradientChanges(writes)
@@ -112,8 +112,9 @@ class OptimizerSteps(StepListener):
         self._loss = Loss()
         self._by_hand = False
         self._hand_norms: dict[str, float | None] = {}  # by optimizer, at the end of backward
-        # Optimizers whose last step was skipped; False: their gradients were cleared since.
-        self._kept: dict[str, bool] = {}
+        # Optimizers whose last step was skipped: whether each backward since found what it left;
+        # None before the first.
+        self._kept: dict[str, bool | None] = {}
         self._facts: GradientFacts | None = None
         self._moments: dict[int, Tensor] = {}  # samples of half second moments, by id of parameter
 
@@ -158,12 +159,16 @@ class OptimizerSteps(StepListener):
                         norm = gradient_facts(parameters, 1.0).norm
                         self._hand_norms[self.optimizer_name(optimizer)] = norm
 
+    def optimizer_created(self, optimizer: Optimizer) -> None:
+        """The script has made an optimizer."""
+        self._created.add(optimizer)
+
     def _look_for_kept(self) -> None:
         """Whether what a skipped step left is still there. Another optimizer's backward may come
         before the script clears it: all that follow must find it."""
         for optimizer in self.optimizers:
             name = self.optimizer_name(optimizer)
-            if self._kept.get(name):
+            if self._kept.get(name, False) is not False:
                 held = (readable(p.grad) for p in parameters_of(optimizer) if p.grad is not None)
                 with no_dispatch():
                     self._kept[name] = not all(are_finite([g for g in held if g is not None]))
@@ -174,8 +179,8 @@ class OptimizerSteps(StepListener):
             self.replaced.taken(self._living(), pairs)
 
     def _living(self) -> list[Optimizer]:
-        """All optimizers: before its first step one is of no account but for its parameters."""
-        new = [o for o in self.created if not any(o is known for known in self.optimizers)]
+        """Those that have done something, and those that were only created so far."""
+        new = [o for o in self._created if not any(o is known for known in self.optimizers)]
         return [*self.optimizers, *new]
 
     def drop_left_steps(self) -> None:
@@ -306,13 +311,13 @@ class OptimizerSteps(StepListener):
                 ended_at=time.time(),
                 unclipped_norm=fact("a clip", lambda: self.clips.take(parameters), None),
                 backward_norm=self._hand_norms.get(name),
-                kept_nonfinite=self._kept.get(name, False),
+                kept_nonfinite=self._kept.get(name) is True,
                 **asdict(self._loss),
                 **asdict(ending),
                 **state,
             )
         self.records.append(record)
-        self._kept[name] = ending.skipped and facts.nonfinite > 0
+        self._kept[name] = None if ending.skipped and facts.nonfinite else False
         self._facts = None
         self._loss = replace(self._loss, backwards=0)
         self.count += 1
