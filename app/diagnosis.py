@@ -221,7 +221,8 @@ def show_state(case: Case) -> None:
         else "What the rules say so far stands below; the runs to come can change it."
     )
     if case.report is not None and case.report.so_far:
-        now, judged = f"fixes are tried; {now}", escape(case.report.so_far)
+        judged = escape(case.report.so_far)
+        now = f"fixes are tried; {now}" if case.report.diagnosis.findings else now
     st.info(f"**Under way:** {escape(now)}. {so_far}. {judged} This page follows it.")
     if diagnoses.is_stopping(case.script):
         st.caption("It is being stopped, which takes up to ten seconds.")

@@ -254,7 +254,7 @@ def test_the_verdict_so_far_stands_while_fixes_are_tried(store_path: Path, open_
     head = script_stores.overflow(store_path, fixed=False)
     with Reader(store_path) as reader:
         judged = load_diagnosis(reader, head)
-    keep_conclusion(store_path, head, stored(replace(judged, notes=(partial_note(1, 5),))))
+    keep_conclusion(store_path, head, stored(replace(judged, notes=(partial_note((1, 5)),))))
     script_stores.run(store_path, "lr:0.1", None, state=None)
     app = open_page("diagnosis", run=head)
     assert not app.exception

@@ -135,14 +135,14 @@ def test_a_run_that_was_stopped_leaves_the_verdict_so_far(tmp_path: Path) -> Non
     path = tmp_path / "r.db"
     head = script_stores.overflow(path, fixed=False)
     judged = loaded(path, head)
-    keep_conclusion(path, head, stored(dataclasses.replace(judged, notes=(partial_note(0, 3),))))
+    keep_conclusion(path, head, stored(dataclasses.replace(judged, notes=(partial_note((0, 3)),))))
     control = f"fp32_modules:{judged.diagnosis.findings[0].verdict.module}"
     spec = dataclasses.replace(judged.runs["as_is"].spec, control=control, parent=head)
     writer = RunWriter.create(path, spec)
-    assert loaded(path, head).so_far == partial_note(0, 3)  # while it runs
+    assert loaded(path, head).so_far == partial_note((0, 3))  # while it runs
     writer.finish(State.CANCELLED)
     writer.close()
-    assert loaded(path, head).so_far == partial_note(0, 3)
+    assert loaded(path, head).so_far == partial_note((0, 3))
     assert control not in [trial.control for trial in loaded(path, head, again=True).trials]
 
 

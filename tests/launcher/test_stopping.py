@@ -147,6 +147,37 @@ def test_a_signal_behind_the_cause_ends_with_the_verdict_so_far(
     assert not children_of(tmp_path)
 
 
+@pytest.mark.slow
+def test_a_signal_before_the_cause_ends_with_what_is_wrong(tmp_path: Path) -> None:
+    """Every step is skipped at 2^60, and what a scale of 1 shows has not been run yet."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nm = torch.nn.Linear(8, 1); o = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "s = torch.amp.GradScaler('cpu', init_scale=2.0**60)\nfor i in range(6):\n"
+        "    o.zero_grad()\n    with torch.autocast('cpu', torch.float16):\n"
+        "        loss = m(torch.randn(16, 8)).float().mean()\n"
+        "    s.scale(loss).backward(); s.step(o); s.update()\n"
+    )
+    out = tmp_path / "out.json"
+    given = ["diagnose", "--quiet", "--json", str(out), "--store", str(tmp_path / "r.db")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ampscope.cli.main", *given, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "scale:1" not in said and (line := process.stderr.readline()):
+            said += line
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=60)
+    document = checked(out.read_text())
+    assert (process.returncode, document["findings"]) == (2, []), said
+    assert "no cause was found yet" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_dashboard_and_its_server(number: signal.Signals, tmp_path: Path) -> None:
     """To the command alone, as `kill` sends it: nothing else tells the server to end."""

@@ -215,8 +215,8 @@ def diagnose(
     so_far: list[DiagnosisResult] = []
 
     def hear(report: DiagnosisResult) -> None:
-        cause = report.diagnosis.findings[0].cause
-        if not so_far or so_far[0].diagnosis.findings[0].cause != cause:
+        before = [f.cause for one in so_far for f in one.diagnosis.findings[:1]]
+        if [f.cause for f in report.diagnosis.findings[:1]] not in ([], before):
             print_cause(report, progress)
         so_far[:] = [report]
 

@@ -163,8 +163,12 @@ def report_of(
     )
 
 
-def partial_note(run: int, most: int) -> str:
-    """The note on a verdict of which ``run`` of ``most`` fixes have been run."""
+def partial_note(fixes_run: tuple[int, int] | None) -> str:
+    """The note on a verdict of whose cause so many of at most so many fixes have been run; None
+    while no cause is known."""
+    if fixes_run is None:
+        return f"{SO_FAR}no cause was found yet, and runs that may show one are missing."
+    run, most = fixes_run
     if not run:
         return f"{SO_FAR}no fix was run."
     fixes = f"{most:,} {'fix' if most == 1 else 'fixes'}"

@@ -11,8 +11,9 @@
                                  cures, or only one that the next, its neighbour, shares
 
 The first two run together, or one after the other where they would share a GPU. Once a cause is
-known, the verdict so far is handed on after each run, so that whatever ends the diagnosis leaves
-it. The search for the smallest set of modules (:func:`smallest_set`) is here too.
+known, or something is wrong, the verdict so far is handed on after each run, so that whatever ends
+the diagnosis leaves it. The search for the smallest set of modules (:func:`smallest_set`) is here
+too.
 """
 
 from __future__ import annotations
@@ -475,8 +476,9 @@ def run_diagnosis(
 ) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
     ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine.
-    ``hear`` gets the verdict as soon as a cause is known, and again whenever another run has ended:
-    whatever ends the diagnosis before its time, the last of these is stored and stands."""
+    ``hear`` gets the verdict as soon as something is wrong or a cause is known, and again whenever
+    another run has ended: whatever ends the diagnosis before its time, the last of these is stored
+    and stands."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         # The traceback of a first run without a device would look like the end of the diagnosis.
@@ -498,6 +500,8 @@ def run_diagnosis(
         diagnosis = judged(plan.evidence)
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
+        if verify:
+            _hand_on(plan, diagnosis, started, hear)
         if plan.wants_frozen_scale():
             plan.control(SCALE_1)
             diagnosis = judged(plan.evidence)
@@ -541,6 +545,7 @@ def _hand_on(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, hear: He
     """From here on the verdict so far is stored and heard after each run."""
     if diagnosis.findings:
         plan.count_fixes(diagnosis.findings)
+    if diagnosis.findings or diagnosis.symptoms or plan.wants_frozen_scale():
         plan.on_change = lambda: hear(_report(plan, diagnosis, started, is_last=False))
         plan.on_change()
 
@@ -552,7 +557,8 @@ def _report(
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
     found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
     if not is_last:
-        note = result.partial_note(plan.ended_fixes, plan.most_fixes)
+        counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
+        note = result.partial_note(counts)
         found = replace(found, notes=(*found.notes, note))
     keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
     return found
