@@ -214,7 +214,7 @@ def _of_the_search(run: run_view.RunView, fp32: run_view.RunView | None) -> set[
     symptom of its own, and excuses nothing."""
     if fp32 is None or fp32.bad_loss_steps or skips_too_often(run):
         return set()
-    if any(c.name == "grad" and c.scaled and c.create_graph for c in run.calls):
+    if any(c.name == "grad" and c.scaled for c in run.calls):
         # Gradients of a scaled output enter the loss: it overflows with the scale at any time.
         return set(run.skips)
     return set(range(run.leading_skips))
