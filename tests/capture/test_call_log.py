@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,21 @@ def test_a_backward_knows_the_line_that_made_its_loss() -> None:
         (mse_loss(model(x), y) * 4.0).backward()
     made_at = [c.made_at for c in seen.log.calls if c.name == "backward"]
     assert made_at == [f"{here}:{line}", f"{here}:{line + 3}", f"{here}:{line + 5}"]
+
+
+class _OfPartials(torch.autograd.Function):
+    """Its parts have no code of their own."""
+
+    forward = staticmethod(partial(lambda context, x, factor: x * factor, factor=3.0))
+    backward = staticmethod(
+        partial(lambda context, gradient, factor: gradient * factor, factor=3.0)
+    )
+
+
+def test_a_function_of_partials_runs_under_autocast() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with watched() as seen, torch.autocast("cpu", torch.float16):
+        _OfPartials.apply(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3.0] * 4
+    assert not seen.watch.failures.note

@@ -458,8 +458,10 @@ def wrap_functions(watch: OpWatch, patches: Patches) -> None:
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if watch.autocast:
-                decorated = "autocast_mode" in cls.forward.__code__.co_filename
-                watch.note_function(cls.__name__, decorated)
+                with watch.failures.contained("the script's own autograd.Functions"):
+                    code = getattr(cls.forward, "__code__", None)  # none of a functools.partial
+                    decorated = code is not None and "autocast_mode" in code.co_filename
+                    watch.note_function(cls.__name__, decorated)
             watch.functions.append(cls.__name__)
             try:
                 result = inner(cls, *args, **kwargs)
