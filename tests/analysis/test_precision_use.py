@@ -6,6 +6,7 @@ import io
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,13 @@ def test_too_few_steps_are_no_comparison() -> None:
     assert (
         precision_no_fault(enough) == "No fault found: the script trains as its fp32 control does."
     )
+
+
+def test_a_loss_that_was_not_seen_is_not_called_alike() -> None:
+    facts: dict[str, Any] = {"flop_dtypes": ("fp16",), "flop_counts": (1000,), "traced_ops": 9}
+    unseen = [replace(step, loss=None) for step in steps()]
+    use = precision_use(run(unseen, **facts), fp32_run(unseen))
+    assert "its loss was not seen" in precision_no_fault(use)
 
 
 def test_a_run_that_recorded_nothing_of_it_is_not_called_fp32() -> None:

@@ -234,6 +234,18 @@ def test_a_penalty_that_reads_the_scale_divides_by_it(pattern: tuple[Call, ...])
     assert seen("scaled_gradient_penalty", *pattern) is Status.PASSED
 
 
+@pytest.mark.parametrize(("grown", "says"), [(1.0, Status.PASSED), (4e9, Status.FOUND)])
+def test_a_penalty_whose_loss_is_that_of_fp32_carries_no_scale(grown: float, says: Status) -> None:
+    calls = log((ZERO, SCALE, GRAD, BACKWARD, STEP, UPDATE), [x * grown for x in FALLING])
+    full = log((ZERO, GRAD, PLAIN_BACKWARD, DIRECT_STEP))
+    at = [
+        [replace(c, line="t.py:4") if c.name == "backward" else c for c in r] for r in (calls, full)
+    ]
+    control = run(steps(**WITHOUT_SCALER), calls=at[1], control="fp32", uses_autocast="")
+    made = evidence(run(steps(), calls=at[0]), control)
+    assert status("scaled_gradient_penalty", made) is says
+
+
 def test_a_scale_that_is_read_for_the_log_after_the_penalty_is_no_division() -> None:
     pattern = (ZERO, SCALE, GRAD, BACKWARD, GET_SCALE, STEP, UPDATE)
     said = answers(evidence(run(steps(), calls=log(pattern))))["scaled_gradient_penalty"]

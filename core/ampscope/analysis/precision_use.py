@@ -52,6 +52,7 @@ class PrecisionUse:
     is_recorded: bool  # False of other frameworks, and of runs of older versions
     reasons: tuple[Reason, ...] = ()
     not_judged: tuple[str, ...] = ()  # ops that the control computes in the same fp8 or int8
+    has_loss: bool = True  # a loss of the training was seen
 
     @property
     def total(self) -> int:
@@ -72,6 +73,8 @@ class PrecisionUse:
     def apart(self) -> str:
         """What a comparison with the control leaves out, as the end of its sentence; "" where it
         leaves out nothing."""
+        if not self.has_loss:
+            return ", as far as gradients and weights show: its loss was not seen"
         if not self.not_judged:
             return ""
         named = ", ".join(self.not_judged[:_MOST_NAMED])
@@ -100,6 +103,7 @@ def precision_use(baseline: RunView, fp32: RunView | None) -> PrecisionUse:
         steps=steps,
         compared=0 if fp32 is None else min(steps, len(fp32.steps)),
         is_recorded=is_recorded,
+        has_loss=bool(baseline.losses) or any(a.loss is not None for a in baseline.steps),
         reasons=tuple(_reasons(baseline)),
         not_judged=tuple(
             dict.fromkeys(

@@ -70,6 +70,20 @@ def scales_by_hand(run: RunView, fp32: RunView | None, line: str) -> bool:
     return scale >= MIN_SCALE and _is_near(scale, ratios) is True
 
 
+def losses_as_fp32(run: RunView, fp32: RunView | None, line: str) -> bool:
+    """Whether the losses that a line calls backward on are as large as in fp32, where none that is
+    finite there is lost here: whatever entered them carries no scale."""
+    if fp32 is None or typical_scale(run) < MIN_SCALE:
+        return False
+    own, other = _values(run, "backward", line), _values(fp32, "backward", line)
+    lost = [a for a, b in zip(own, other, strict=False) if _finite(b) and not _finite(a)]
+    return not lost and _is_near(1.0, _ratios(own, other)) is True
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
 def typical_scale(run: RunView) -> float:
     """Median of the scales that losses were multiplied by; 1 when none was."""
     scales = [c.value for c in run.calls if c.name == "scale" and c.value]

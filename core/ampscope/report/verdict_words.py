@@ -180,7 +180,7 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
             return "Nothing so far. To see whether it stays so, diagnose it over more steps:"
         if use is not None and use.too_few:
             return "Diagnose it again over more steps, so that the evidence grows:"
-        if use is not None and use.not_judged:
+        if use is not None and use.apart:
             return "Nothing, as far as it was judged: mixed precision needs no change there."
         if diagnosis.latent:
             advice = fix_words.sentence(diagnosis.latent[0], None)

@@ -2,13 +2,14 @@
 
 What it detects
     torch.autograd.grad with create_graph on a scaled output, and no look at the scale before
-    the next backward pass.
+    the next backward pass, whose loss is not as large as in the fp32 control.
 
 Why it matters
     A penalty is not linear in the gradients, so its value depends on the scale of the day.
 
 Blind spots
-    A division by a scale that was read long before.
+    A penalty so small that the loss is the same with the scale in it; a division by a scale that
+    was read long before, where no fp32 control was run.
 
 Remedy
     Divide the gradients by scaler.get_scale() before the norm.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.scaled_gradients import losses_as_fp32
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
@@ -33,6 +35,8 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The scale is read before the gradients are used.")
     first = wrong[0]
     own = next((c for c in run.calls if c.seq > first.seq and c.name == "backward"), None)
+    if own is not None and losses_as_fp32(run, evidence.fp32, own.line):
+        return passed("The loss that the gradients enter is as large as in fp32.")
     values = [Measurement("penalties with scaled gradients", len(wrong), 0, "as_is", first.step)]
     if own is not None and own.value is not None:
         values.append(Measurement("loss of the baseline", own.value, None, "as_is", own.step))

@@ -20,11 +20,19 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
+from ampscope.capture.script.gradients_by_hand import (
+    Asked,
+    AskedGradients,
+    ClearedGradients,
+    address_of,
+)
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
@@ -72,6 +80,8 @@ class CallLog(StepListener):
         self._steps = steps
         self._raised = raised
         self._scalers = steps.scaler_numbers
+        self._asked = AskedGradients()
+        self._cleared = ClearedGradients()
         self._hand_scaled: set[str] = set()  # lines of backward passes
         self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
         self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
@@ -113,6 +123,7 @@ class CallLog(StepListener):
         wrap(torch.Tensor, "backward", self._backward)
         wrap(torch.autograd, "backward", self._backward)
         wrap(torch.autograd, "grad", self._grad)
+        wrap(eager_transforms, "grad_and_value_impl", self._transformed)
         wrap(torch.optim.Optimizer, "__init__", self._new_optimizer)
         wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         wrap(torch.nn.Module, "zero_grad", self._zero_grad)
@@ -171,10 +182,12 @@ class CallLog(StepListener):
         self._calls.add("scale", subject=name, value=self._calls.scale_of(scaler), scaled=True)
 
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
+        self._set_by_hand(parameters_of(optimizer))
         name = self._steps.optimizer_name(optimizer)
         self._calls.add("unscale_", subject=self._scalers.name_of(scaler), note=name)
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
+        self._set_by_hand(parameters_of(optimizer))
         name, note = self._scalers.name_of(scaler), self._steps.optimizer_name(optimizer)
         try:
             self._calls.add("scaler_step", subject=name, note=note)
@@ -185,6 +198,10 @@ class CallLog(StepListener):
         self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
     ) -> None:
         self._calls.leave()
+
+    def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
+        if not has_closure:
+            self._set_by_hand(parameters_of(optimizer))
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
         if scaler is None:
@@ -206,6 +223,9 @@ class CallLog(StepListener):
         if self._calls.is_nested or is_capturing():
             return self._calls.inside(original, *args, **kwargs)
         self._watch.training_begins(has_begun=True)
+        self._asked.drop()
+        with self.failures.contained("gradients that the script cleared"):
+            self._cleared.found(self._note_cleared)
         roots = args[0] if args else kwargs.get("tensors")
         create_graph = bool(kwargs.get("create_graph", args[3:] and args[3]))
         for root in op_facts.tensors(roots, None):
@@ -217,34 +237,39 @@ class CallLog(StepListener):
                 self._raised(error)
             raise
         self._steps.after_backward()
+        self._cleared.after_backward(self._steps.living())
         return result
 
+    def _note_cleared(self, optimizer: Optimizer) -> None:
+        self._calls.add("zero_grad", subject=self._steps.optimizer_name(optimizer), line="")
+
     def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
+        facts, factor = self._facts_of(root)
+        self._calls.add("backward", create_graph=create_graph, **facts)
+        self._watch.reads.backward()
+        self._steps.before_backward(
+            facts["value"],
+            facts["dtype"],
+            self._watch.taint_of(root),
+            scaled=facts["scaled"],
+            by_hand=factor != 1.0,
+        )
+
+    def _facts_of(self, root: Tensor) -> tuple[dict[str, Any], float]:
+        """Fields of the :class:`Call` of a backward pass from ``root``, and the scale that the
+        script multiplied it by without a scaler."""
         note = root_of_loss(root)
         scaler = scaled_by(root) or self._of_factor(_factor(note))
-        with no_dispatch():
-            numbers = readable(root)
-            value = math.nan
-            if numbers is not None and numbers.numel():
-                value = float(numbers.float().sum())
-        value /= self._scale_named(scaler) or 1.0
         factor = 1.0 if self._any_enabled else self._hand_scale(note)
-        value /= factor
-        self._calls.add(
-            "backward",
-            subject=scaler,
-            value=value,
-            scaled=bool(scaler),
-            create_graph=create_graph,
-            dtype=dtype_name(root.dtype),
-            note=note,
-            made_at=self._made_at(root),
-        )
-        self._watch.reads.backward()
-        taint = self._watch.taint_of(root)
-        self._steps.before_backward(
-            value, dtype_name(root.dtype), taint, scaled=bool(scaler), by_hand=factor != 1.0
-        )
+        facts = {
+            "subject": scaler,
+            "value": _sum_of(root) / (self._scale_named(scaler) or 1.0) / factor,
+            "scaled": bool(scaler),
+            "dtype": dtype_name(root.dtype),
+            "note": note,
+            "made_at": self._made_at(root),
+        }
+        return facts, factor
 
     def _made_at(self, loss: Tensor) -> str:
         """The line that made the loss, before a scaler multiplied it."""
@@ -262,12 +287,12 @@ class CallLog(StepListener):
         return factor if line in self._hand_scaled and factor > 0 else 1.0
 
     def _grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._calls.is_nested:
+        if self._calls.is_nested or torch._C._functorch.peek_interpreter_stack():
             return self._calls.inside(original, outputs, *args, **kwargs)
         self._watch.training_begins(has_begun=True)
-        scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
+        roots = op_facts.tensors(outputs, None)
         create_graph = bool(kwargs.get("create_graph", args[3:] and args[3]))
-        self._calls.add("grad", scaled=scaled, create_graph=create_graph)
+        self._calls.add("grad", scaled=any(map(scaled_by, roots)), create_graph=create_graph)
         asked: Any = args[0] if args else kwargs.get("inputs")
         if isinstance(asked, GeneratorType):  # net.parameters() gives each of them once
             asked = tuple(asked)
@@ -275,8 +300,52 @@ class CallLog(StepListener):
         found = self._calls.gradients(original, outputs, *args, **kwargs)
         if type(asked) in (list, tuple) or isinstance(asked, Tensor):
             both = zip((asked,) if isinstance(asked, Tensor) else asked, found, strict=False)
-            self._steps.gradients_taken([(p, g) for p, g in both if isinstance(g, Tensor)])
+            with self.failures.contained("gradients that the script asked for"):
+                self._note_asked(roots, [(p, g) for p, g in both if isinstance(g, Tensor)])
         return found
+
+    def _note_asked(self, roots: list[Tensor], pairs: list[tuple[Tensor, Tensor]]) -> None:
+        own = self._steps.of_optimizers(pairs)
+        if not own or len(roots) != 1 or is_capturing():
+            return
+        facts, _ = self._facts_of(roots[0])
+        facts["line"] = self._calls.line()
+        places = {id(p): address_of(gradient) for p, gradient in own}
+        self._asked.add(Asked(places, facts, self._watch.taint_of(roots[0])))
+        self._steps.gradients_taken(own, scaled=facts["scaled"])
+
+    def _transformed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """``torch.func.grad`` and ``grad_and_value``: the gradients, and the value or the value
+        and more. Within another transform there are no numbers."""
+        if self._calls.is_nested or torch._C._functorch.peek_interpreter_stack():
+            return original(*args, **kwargs)
+        self._watch.training_begins(has_begun=True)
+        before = len(self._calls.records)
+        found = original(*args, **kwargs)
+        with self.failures.contained("gradients that the script asked for"):
+            value = found[1][0] if type(found[1]) is tuple else found[1]
+            scaled = [c.subject for c in self._calls.records[before:] if c.name == "scale"]
+            scaler = scaled[-1] if scaled else ""
+            facts = {
+                "subject": scaler,
+                "value": _sum_of(value) / (self._scale_named(scaler) or 1.0),
+                "scaled": bool(scaled),
+                "dtype": dtype_name(value.dtype),
+                "line": self._calls.line(),
+            }
+            self._asked.add(Asked(None, facts, self._watch.taint_of(value)))
+        return found
+
+    def _set_by_hand(self, parameters: list[Tensor]) -> None:
+        """An optimizer's gradients are used: those that the script asked for and set itself had
+        their backward pass then."""
+        with self.failures.contained("gradients that the script set"):
+            for asked in self._asked.taken(parameters):
+                self._calls.add("backward", **asked.facts)
+                facts, taint = asked.facts, asked.taint
+                self._steps.gradients_set(
+                    facts["value"], facts["dtype"], taint, scaled=facts["scaled"]
+                )
 
     def _new_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -294,12 +363,14 @@ class CallLog(StepListener):
                 named = [] if is_optimizer else parameters(owner)
                 own = parameters_of(owner) if is_optimizer else [p for _, p in named]
                 self._steps.replaced.emptied(own)
+                self._cleared.emptied(own)
         return result
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if is_capturing():
             return self._calls.inside(original, tensors, *args, **kwargs)
+        self._set_by_hand(tensors)
         scaled = self._steps.carried.carries(tensors, self._steps.optimizers)
         norm = self._calls.inside(original, tensors, *args, **kwargs)
         read = readable(norm) if isinstance(norm, Tensor) else None
@@ -379,6 +450,13 @@ HALVES = frozenset([torch.float16, torch.bfloat16])
 
 def _parameter_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
     return {parameter.dtype for _, parameter in parameters(module)}
+
+
+def _sum_of(loss: Tensor) -> float:
+    """NaN of what cannot be read."""
+    with no_dispatch():
+        numbers = readable(loss)
+        return math.nan if numbers is None or not numbers.numel() else float(numbers.float().sum())
 
 
 def _factor(note: str) -> float:

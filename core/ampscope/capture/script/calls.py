@@ -40,16 +40,18 @@ class Calls:
         return line_name(self._lines.where())
 
     def add(self, name: str, **facts: Any) -> None:
-        """Append one call; ``facts`` are fields of :class:`Call`."""
+        """Append one call; ``facts`` are fields of :class:`Call`, of which the line is the one
+        that runs now unless it is given."""
         if len(self.records) >= self._most:
             return
+        if "line" not in facts:
+            facts["line"] = self.line()
         self.records.append(
             Call(
                 seq=len(self.records),
                 step=self.step,
                 name=name,
                 nested=self.is_nested,
-                line=self.line(),
                 **facts,
             )
         )

@@ -44,16 +44,16 @@ class GradientChanges:
         self._copies.clear()
         self._writes.stop()
 
-    def after_backward(self, optimizers: list[Optimizer]) -> None:
-        """A backward of a scaled loss has ended."""
-        parameters = {id(p): p for o in optimizers for p in parameters_of(o)}
-        small = sum(p.numel() for p in parameters.values()) <= MAX_NUMEL
+    def taken(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """A backward of a scaled loss has ended: parameters and their gradients."""
+        parameters = {id(p): (p, gradient) for p, gradient in pairs}
+        small = sum(p.numel() for p, _ in parameters.values()) <= MAX_NUMEL
         if not small or len(self.records) >= MAX_CHANGES:
             return
         with no_dispatch():
-            for key, p in parameters.items():
-                if p.grad is not None and _is_comparable(p.grad):
-                    self._copies[key] = p.grad.detach().clone()
+            for key, (_, gradient) in parameters.items():
+                if _is_comparable(gradient):
+                    self._copies[key] = gradient.detach().clone()
         self._writes.start()
 
     def before_unscale(
@@ -134,13 +134,12 @@ class ReplacedGradients:
                     self._bad[id(parameter)] = self._found(parameter, gradient)
         self._note_lines(finite)
 
-    def taken(self, optimizers: list[Optimizer], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """The script took gradients by itself: inputs and their gradients. They are the training's
-        where the input is a parameter and the script sets its ``grad`` afterwards."""
+    def taken(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The script took gradients by itself: parameters and their gradients. They are the
+        training's where the script sets them as ``grad`` afterwards."""
         self._take_set()
-        own = {id(p) for o in optimizers for p in parameters_of(o)}
         with no_dispatch():
-            held = [(p, g) for p, g in pairs if id(p) in own and _is_comparable(g)]
+            held = [(p, g) for p, g in pairs if _is_comparable(g)]
             finite = are_finite([gradient for _, gradient in held])
             for (parameter, gradient), is_finite in zip(held, finite, strict=True):
                 if not is_finite:

@@ -141,16 +141,15 @@ class OptimizerSteps(StepListener):
         with self.failures.contained("gradients of a skipped step"):
             self._look_for_kept()
         self.changes.before_backward()
-        self._loss = Loss(loss, dtype, self._loss.backwards + 1)
-        if taint is not None and taint >= 0:
-            self.loss_taints[taint] = self.loss_taints.get(taint, 0) + 1
+        self._counts(loss, dtype, taint)
 
     def after_backward(self) -> None:
         """The backward that was announced last has ended."""
         if self.carried.pending:
-            self.changes.after_backward(self._living())
+            held = (p for o in self.living() for p in parameters_of(o))
+            self.changes.taken([(p, p.grad) for p in held if p.grad is not None])
         with self.failures.contained("gradients that were replaced"):
-            self.replaced.after_backward(self._living())
+            self.replaced.after_backward(self.living())
         if self._by_hand:
             with no_dispatch():
                 for optimizer in self.optimizers:
@@ -173,12 +172,29 @@ class OptimizerSteps(StepListener):
                 with no_dispatch():
                     self._kept[name] = not all(are_finite([g for g in held if g is not None]))
 
-    def gradients_taken(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """The script has called ``torch.autograd.grad``: inputs and their gradients."""
-        with self.failures.contained("gradients that were replaced"):
-            self.replaced.taken(self._living(), pairs)
+    def of_optimizers(self, pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Those whose first tensor is a parameter of one of the script's optimizers."""
+        own = {id(p) for o in self.living() for p in parameters_of(o)}
+        return [(p, g) for p, g in pairs if id(p) in own]
 
-    def _living(self) -> list[Optimizer]:
+    def gradients_taken(self, pairs: list[tuple[Tensor, Tensor]], *, scaled: bool) -> None:
+        """The script has called ``torch.autograd.grad``: parameters and their gradients."""
+        with self.failures.contained("gradients that were replaced"):
+            self.replaced.taken(pairs)
+        if scaled:
+            self.changes.taken(pairs)
+
+    def gradients_set(self, loss: float, dtype: str, taint: int | None, *, scaled: bool) -> None:
+        """What :meth:`gradients_taken` told of is what the next step takes."""
+        self.carried.pending = scaled
+        self._counts(loss, dtype, taint)
+
+    def _counts(self, loss: float, dtype: str, taint: int | None) -> None:
+        self._loss = Loss(loss, dtype, self._loss.backwards + 1)
+        if taint is not None and taint >= 0:
+            self.loss_taints[taint] = self.loss_taints.get(taint, 0) + 1
+
+    def living(self) -> list[Optimizer]:
         """Those that have done something, and those that were only created so far."""
         new = [o for o in self._created if not any(o is known for known in self.optimizers)]
         return [*self.optimizers, *new]
