@@ -120,8 +120,8 @@ def _ending(outcome: Outcome, spec: RunSpec, processes: int) -> tuple[State, str
         return State.FINISHED, f"The script ended with exit status {outcome.exit_code} {when}."
     if outcome.backwards:
         return State.FINISHED, (
-            "The script called backward but never an optimizer's step: a training that changes its "
-            "weights by hand cannot be followed."
+            "The script computed gradients but never called an optimizer's step: a training that "
+            "changes its weights by hand cannot be followed."
         )
     return State.FINISHED, "The script ended without calling backward: there is no training in it."
 

@@ -51,7 +51,7 @@ CASES = (
     Case("never_backward", "print('hi')", "without calling backward", ended="returned", steps=0,
          code=0),
     Case("never_steps", "from base import *\nm(torch.ones(1, 4)).sum().backward()",
-         "called backward but never", ended="returned", steps=0, code=0),
+         "never called an optimizer's step", ended="returned", steps=0, code=0),
     Case("exits_first", "import sys; sys.exit(3)", "exit status 3 before its first", ended="exit",
          steps=0, code=3),
     Case("exits_0", STEPS + "import sys; sys.exit(0)", "", ended="exit", code=0),

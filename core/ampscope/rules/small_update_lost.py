@@ -104,13 +104,17 @@ def _slow(run: RunView, fp32: RunView) -> Verdict | None:
     if average is None:
         return None
     name, own, reference = average.scan.name, average.change, average.reference_change
-    return _found(
+    found = _found(
         name.rpartition(".")[0],
         f"{name} ({average.scan.dtype}, trained by no optimizer) changed by {own:.2%} over the run,"
         f" and by {reference:.2%} in fp32.",
         Measurement("change over the run", own, SLOW * reference, "as_is"),
         Measurement("change over the run in fp32", reference, None, "fp32"),
     )
+    if run.steps:
+        return found
+    # No optimizer trains anything: these are the weights, which the script updates itself.
+    return replace(found, fix=Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS))
 
 
 def _stagnated(run: RunView) -> Verdict | None:

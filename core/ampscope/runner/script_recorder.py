@@ -372,6 +372,7 @@ class ScriptRecorder:
             }
         )
         flop_dtypes, flop_counts = self.precision.flops()
+        calls = Counter(c.name for c in self.log.calls)
         errors = facts if "error_type" in facts else {**self.errors.caught(), **facts}
         return Outcome(
             ended=ended,
@@ -380,7 +381,7 @@ class ScriptRecorder:
             half_from=self.window.first or 0,
             elapsed_s=time.perf_counter() - self.started - self._own_s,
             forwards=self.watch.reads.forwards,
-            backwards=sum(c.name == "backward" for c in self.log.calls),
+            backwards=calls["backward"] or calls["grad"],
             models=tuple(type(m).__name__ for m in self.paths.models()),
             optimizers=tuple(type(o).__name__ for o in self.steps.optimizers),
             scalers=tuple(f"scaler{i}" for i in range(len(self.steps.scaler_numbers.known))),
