@@ -321,7 +321,7 @@ def _class_names(names: list[str]) -> list[str]:
 
 POINTS = 400
 EVERY_S = 3.0
-DASHBOARD = "http://localhost:8501"  # Streamlit's own default
+DASHBOARD = "http://127.0.0.1:8501"  # where `ampscope dashboard` is by default
 _BAD = "#D55E00"  # as on the dashboard: nothing else has this colour
 
 
