@@ -211,8 +211,8 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     if path.is_dir():
         return (
             f"{path} is a folder, not a store. If it holds the files of a training's ranks, "
-            f"merge them first: ampscope runs merge {path} --into runs.db. Or choose a file with "
-            "--store."
+            f"merge them first: ampscope runs merge --trust {path} --into runs.db. Or choose a "
+            "file with --store."
         )
     if "not a database" in text:
         return f"{path} is not an ampscope store (not SQLite). Choose another file with --store."
