@@ -45,8 +45,8 @@ from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, read_too, sample_telemetry
-from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
-from ampscope.watcher.alarms import Alarms, Signs
+from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
+from ampscope.watcher.alarms import Alarms, Signs, warn
 from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
@@ -176,7 +176,9 @@ class Session(TrainingListener):
                 self.recorder.event(Event(0, "note", "exponent counter", text))
 
     def _sample(self) -> None:
-        if self._device.type != "cuda":  # on a CPU a second process would cost what it measures
+        if (
+            self.recorder.error or self._device.type != "cuda"
+        ):  # on a CPU a second process would cost what it measures
             return
         if self._has_sampler:  # the model has moved to another GPU
             read_too(self.recorder.readings, self._device)

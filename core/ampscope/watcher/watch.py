@@ -28,7 +28,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampscope.capture.user_objects import torch_optimizer
-from ampscope.errors import BadInput
+from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import Event, RunInfo, StepRecord
 from ampscope.store.db import default_path
 from ampscope.store.reader import Reader
@@ -155,7 +155,10 @@ class Watch:
     def _repr_html_(self) -> str:
         """The live figure of a notebook."""
         self._session.recorder.wait()
-        return as_html(self.store, self.id)
+        try:
+            return as_html(self.store, self.id)
+        except AmpscopeError as error:
+            return f"<p>{html.escape(str(error))}</p>"
 
 
 def watch(
@@ -210,7 +213,9 @@ def watch(
 
     Raises:
         BadInput: what was given is no model, no optimizer or no scaler.
-        StoreError: the store cannot be written.
+
+    A store that cannot be written, or that another program holds for 3 s, is one warning: the
+    training goes on, with its alarms and without a record.
     """
     if every is not None and every < 0:
         raise BadInput("every is a number of steps, or 0 for bad steps only.")
@@ -223,7 +228,8 @@ def watch(
         raise BadInput("The model has no parameters: there is nothing to train.")
     path = default_path() if store is None else Path(store).expanduser()
     if store is not None and str(store).endswith("/"):
-        path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the recorder says it
+            path.mkdir(parents=True, exist_ok=True)
     settings = WatchSettings(
         every=every,
         policy=policy,
@@ -240,8 +246,9 @@ def watch(
     session = Session(models, optimizers_of(optimizer), scalers_of(scaler), path, place, settings)
     session.open()
     run = Watch(session)
-    if in_notebook():
-        run.show()
+    if in_notebook() and not session.recorder.error:
+        with contextlib.suppress(AmpscopeError):  # another program holds the store
+            run.show()
     return run
 
 
