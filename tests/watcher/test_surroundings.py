@@ -474,7 +474,8 @@ def test_a_watch_that_is_closed_by_its_own_alarm_breaks_no_step(tmp_path: Path) 
     run = ampscope.watch(
         model, optimizer, store=tmp_path / "a.db", on_alarm=lambda _: run.close(), **options
     )
-    other = ampscope.watch(model, optimizer, store=tmp_path / "b.db", **options)
+    around = nn.Sequential(model)  # another model of the same weights
+    other = ampscope.watch(around, optimizer, store=tmp_path / "b.db", **options)
     for _ in range(6):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

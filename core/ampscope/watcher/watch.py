@@ -37,7 +37,7 @@ from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels, place_now, plain_module
 from ampscope.watcher.replay import Replay
-from ampscope.watcher.session import Session
+from ampscope.watcher.session import Session, close_watches_of
 from ampscope.watcher.webhook import checked_address
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def watch(
     ema: Any = None,
     webhook: str | None = None,
 ) -> Watch:
-    """Watch ``model`` from here on; returns at once.
+    """Watch ``model`` from here on; returns at once. An earlier watch of the same model is closed.
 
     Args:
         model: one, a list or a dict of them. Wrappers (DDP, torch.compile) are looked through.
@@ -243,7 +243,9 @@ def watch(
         guard=guard,
         ema=ema,
     )
-    session = Session(models, optimizers_of(optimizer), scalers_of(scaler), path, place, settings)
+    given = optimizers_of(optimizer), scalers_of(scaler)
+    close_watches_of(models)
+    session = Session(models, *given, path, place, settings)
     session.open()
     run = Watch(session)
     if in_notebook() and not session.recorder.error:
