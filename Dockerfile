@@ -3,9 +3,9 @@
 #   docker build -t ampscope .
 #   docker run --rm --init -p 127.0.0.1:8501:8501 -v ampscope:/data ampscope
 #
-# then http://localhost:8501. Publish on 127.0.0.1 as above: whoever reaches the dashboard can run code
+# then http://127.0.0.1:8501. Publish on 127.0.0.1 as above: whoever reaches the dashboard can run code
 # in the container, and as started here it asks for no token. With `-e AMPSCOPE_TOKEN=…` (16 letters or
-# digits at least) a browser must open http://localhost:8501/open/TOKEN first; for a class, or behind a
+# digits at least) a browser must open http://127.0.0.1:8501/open/TOKEN first; for a class, or behind a
 # proxy with TLS and a sign-in, see docs/classroom.md. It answers under loopback names and those in
 # AMPSCOPE_PUBLIC_URL. For NVIDIA GPUs build with the wheel index of a CUDA version that the driver
 # runs, and hand the GPUs over:

@@ -49,6 +49,8 @@ from streamlit.runtime.state.common import user_key_from_element_id
 from streamlit.runtime.state.session_state import Serialized, Value, WStates
 from streamlit.web.server import server_util
 
+from ampscope import loopback
+from ampscope.errors import BadInput
 from app import options, permissions
 
 WRONG = "This is not the link of this dashboard. The terminal that runs it shows the link."
@@ -171,7 +173,9 @@ class Hosts:
         if found is None:
             return False
         name = found[1].lower().rstrip(".").strip("[]")
-        return _is_loopback(name) or name in self._named() or name in self._of_this_machine()
+        return (
+            loopback.is_loopback(name) or name in self._named() or name in self._of_this_machine()
+        )
 
     def public_origin(self) -> str:
         """Scheme, host and port that the operator named, else an empty text."""
@@ -202,14 +206,6 @@ class Hosts:
 
 
 _ANY = {"", "0.0.0.0", "::"}
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return False
 
 
 def _origin(text: str) -> str:
@@ -564,17 +560,24 @@ def _forget_closed_pages() -> None:
 async def lifespan(app: streamlit.App) -> AsyncIterator[None]:
     """Set up the server process, and open a browser as `streamlit run` does for a plain script."""
     _raise_open_files()
-    warn([*exposed(os.environ), *how_to_open(os.environ)])
-    if not streamlit.get_option("server.headless"):
-        address = str(streamlit.get_option("browser.serverAddress") or "localhost")
-        cli_util.open_browser(server_util.get_url(address))
-    yield
+    bound = loopback.address(str(streamlit.get_option("server.address") or ""))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(loopback.held(bound, int(streamlit.get_option("server.port"))))
+        except BadInput as error:
+            warn([str(error)])
+            os._exit(1)  # nothing is served yet; anything raised here is printed as a traceback
+        warn([*exposed(os.environ), *how_to_open(os.environ)])
+        if not streamlit.get_option("server.headless"):
+            address = str(streamlit.get_option("browser.serverAddress") or "127.0.0.1")
+            cli_util.open_browser(server_util.get_url(address))
+        yield
 
 
 def exposed(environment: Mapping[str, str]) -> list[str]:
     """What the operator should know of who can reach this server."""
     address = str(streamlit.get_option("server.address") or "")
-    if _is_loopback(address.strip("[]")) or IN_CONTAINER in environment:
+    if loopback.is_loopback(address.strip("[]")) or IN_CONTAINER in environment:
         return []
     said = []
     if not options.secret(environment) and options.classroom(environment) is None:

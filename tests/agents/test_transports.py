@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -164,9 +165,20 @@ def test_a_wrong_start_is_one_sentence(
     assert done.stdout == ""
 
 
-def _holds_a_port() -> Iterator[int]:
-    import socket
+def test_a_port_that_another_program_has_on_the_other_loopback_address_is_refused(
+    tmp_path: Path,
+) -> None:
+    with socket.socket(socket.AF_INET6) as other:
+        other.bind(("::1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = CliRunner().invoke(main, ["mcp", "--store", str(tmp_path / "r.db"), "--http", port])
+    assert done.exit_code == 2
+    assert f"[::1]:{port} is taken" in done.stderr
+    assert "Bearer" not in done.stderr
 
+
+def _holds_a_port() -> Iterator[int]:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -22,6 +22,7 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from ampscope import loopback
 from ampscope.cli import dashboard as cli
 from ampscope.cli.main import main as command
 from app import permissions, server
@@ -388,10 +389,50 @@ def test_files_of_a_page_need_the_cookie(guarded: Running) -> None:
 
 
 def test_the_printed_link_is_the_one_and_no_command_line_has_it(guarded: Running) -> None:
-    assert f"Dashboard: http://localhost:{guarded.port}/open/{TOKEN}\n" in guarded.log.read_text()
+    assert f"Dashboard: {guarded.url}/open/{TOKEN}\n" in guarded.log.read_text()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             assert TOKEN.encode() not in entry.read_bytes()
+
+
+def test_nobody_can_listen_on_the_other_loopback_address_while_it_runs(either: Running) -> None:
+    """A browser may look localhost up as [::1]: there the link's token went to another program."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("::1", either.port))
+
+
+@pytest.mark.parametrize(
+    ("host", "other"), [("127.0.0.1", "::1"), ("localhost", "::1"), ("::1", "127.0.0.1")]
+)
+def test_a_port_that_another_program_has_on_the_other_loopback_address_is_refused(
+    host: str, other: str, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET) as taken:
+        taken.bind((other, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = [sys.executable, *AMPSCOPE, "--host", host, "--port", str(port)]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "/open/" not in done.stdout + done.stderr
+        assert other in done.stderr
+        assert f":{port} is taken" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        if host == "127.0.0.1":
+            plain = [sys.executable, *PLAIN, "--server.port", str(port)]
+            done = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 1
+            assert "Traceback" not in done.stderr
+            assert f"[::1]:{port} is taken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("localhost", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")]
+)
+def test_a_link_names_an_address(host: str, shown: str) -> None:
+    assert cli._shown(loopback.address(host)) == shown
 
 
 @pytest.mark.browser

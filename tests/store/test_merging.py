@@ -6,6 +6,8 @@ import dataclasses
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from ampscope.errors import BadInput, StoreError
+from ampscope.launcher.script_runs import repeatable
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.observations import Call
 from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
@@ -71,7 +74,7 @@ def test_a_folder_holds_one_file_a_rank_without_wal(tmp_path: Path) -> None:
 
 def test_a_folder_as_store_says_how_to_merge_it(tmp_path: Path) -> None:
     rank_run(tmp_path / "ranks", 0)
-    what = f"ampscope runs merge {tmp_path / 'ranks'} --into runs.db"
+    what = f"ampscope runs merge --trust {tmp_path / 'ranks'} --into runs.db"
     with pytest.raises(StoreError, match="is a folder, not a store"):
         Reader(tmp_path / "ranks")
     with pytest.raises(StoreError, match="is a folder"):
@@ -92,7 +95,7 @@ def test_ranks_are_merged_whole_and_once(tmp_path: Path) -> None:
     places.append((observed.path, probe))
     expected = {run_id: dump(path, run_id) for path, run_id in places}
     for was_there in (False, True):
-        found = list(merge(sources, into))
+        found = list(merge(sources, into, trust=True))
         assert {m.run_id for m in found} == set(expected)
         assert [m.was_there for m in found] == [was_there] * 4
     assert isinstance(found[0], Merged)
@@ -168,3 +171,65 @@ def test_the_command(tmp_path: Path) -> None:
     assert "is there already" in again.stdout
     missing = run_command("runs", "merge", tmp_path / "none.db", "--into", into)
     assert_one_sentence(missing, "There is no store at")
+
+
+def foreign(folder: Path, group: str = "", parent: str = "") -> tuple[Path, str]:
+    """A store from elsewhere: a script's run that says what would be started to repeat it."""
+    script = folder / "theirs.py"
+    script.write_text(f"open({str(folder / 'PWNED')!r}, 'w')\n")
+    spec = RunSpec(str(script), kind="script", control="as_is", group=group, parent=parent)
+    writer = RunWriter.create(folder / "foreign.db", spec)
+    writer.finish(State.FINISHED)
+    writer.close()
+    return folder / "foreign.db", writer.run_id
+
+
+def test_a_run_from_an_untrusted_store_is_never_run_again(tmp_path: Path) -> None:
+    path, run_id = foreign(tmp_path)
+    into = tmp_path / "runs.db"
+    done = run_command("runs", "merge", path, "--into", into)
+    assert done.returncode == 0, done.stderr
+    assert "--trust" in done.stdout
+    with Reader(into) as reader:
+        assert reader.run(run_id).spec.imported.startswith("foreign.db on ")
+        with pytest.raises(BadInput, match="was imported"):
+            repeatable(reader.run(run_id))
+    again = [sys.executable, "-m", "ampscope.launcher.script_runs", "--store", str(into)]
+    ran = subprocess.run(
+        [*again, "--run", run_id, "as_is"], capture_output=True, text=True, check=False
+    )
+    assert "This run was imported" in ran.stderr
+    assert not (tmp_path / "PWNED").exists()
+    assert [m.was_there for m in merge([path], into)] == [True]  # at another time
+    assert [m.was_there for m in merge([path], into, trust=True)] == [True]
+    with Reader(into) as reader:
+        assert repeatable(reader.run(run_id)).workload == str(tmp_path / "theirs.py")
+    assert [m.was_there for m in merge([path], into)] == [True]  # what is ours stays ours
+
+
+def test_an_untrusted_run_joins_no_diagnosis_that_is_there(tmp_path: Path) -> None:
+    into = tmp_path / "runs.db"
+    own = RunWriter.create(into, RunSpec("mine.py", kind="script", control="as_is", group="job 7"))
+    own.close()
+    path, run_id = foreign(tmp_path, group="job 7", parent=own.run_id)
+    list(merge([path], into))
+    with Reader(into) as reader:
+        assert [info.id for info in reader.group("job 7")] == [own.run_id]
+        theirs = reader.run(run_id).spec
+        assert theirs.parent == ""
+        assert [info.id for info in reader.group(theirs.group)] == [run_id]
+    ranks = [rank_run(tmp_path / f"rank{rank}", rank).path for rank in range(2)]
+    for rank in ranks:  # one after the other, as they arrive
+        list(merge([rank], into))
+    with Reader(into) as reader:
+        assert [info.spec.rank for info in reader.group(f"{theirs.group}")][-2:] == [0, 1]
+
+
+def test_a_damaged_run_of_an_untrusted_store_is_refused(tmp_path: Path) -> None:
+    path, run_id = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("""UPDATE run SET spec='{"workload":7}'""")
+        connection.commit()
+    with pytest.raises(StoreError, match="damaged run"):
+        list(merge([path], tmp_path / "runs.db"))
+    assert not dump(tmp_path / "runs.db", run_id)["run"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,6 +40,7 @@ from ampscope.store.writer import RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.numbers import Readout, checked, read_numbers
+from tests.helpers import stores
 from tests.helpers.trainers import assert_nothing_left
 from tests.helpers.watched import Seen, recorded, small_net, train_bf16, train_fp16, watching
 
@@ -125,6 +129,102 @@ def test_a_store_that_fails_ends_the_recording_and_not_the_training(
     assert len(losses) == 20
     left = set(threading.enumerate()) - others
     assert not [t for t in left if t.name == "ampscope-recorder"]
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Another program writes to the store, and does not end."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def said(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if issubclass(w.category, AmpscopeWarning)]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_held_delays_a_training_by_3_s_and_is_said_once(tmp_path: Path) -> None:
+    path, model = tmp_path / "runs.db", small_net()
+    stores.finished(path)
+    ampscope.watch(small_net(), store=tmp_path / "first.db").close()  # loads and compiles
+    with held(path), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        started = time.monotonic()
+        run = ampscope.watch(model, store=path)
+        assert time.monotonic() - started < 4.0
+        assert len(train_bf16(20, model)) == 20
+        started = time.monotonic()
+        run.close()
+        assert time.monotonic() - started < 0.5
+    (text,) = said(caught)
+    assert "records no more" in text
+    assert "held by another program" in text
+    with Reader(path) as reader:
+        assert len(reader.runs()) == 1
+
+
+@pytest.mark.slow
+def test_a_store_that_is_held_later_delays_the_end_by_3_s(tmp_path: Path) -> None:
+    path, model = tmp_path / "runs.db", small_net()
+    run = ampscope.watch(model, store=path)
+    train_bf16(2, model)
+    run._session.recorder.wait()
+    with held(path), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train_bf16(5, model)
+        time.sleep(1.5)  # a flush waits for the lock
+        started = time.monotonic()
+        run.close()
+        assert time.monotonic() - started < 4.0
+    assert len(said(caught)) == 1
+
+
+@pytest.mark.slow
+def test_a_store_that_is_held_for_a_while_loses_no_step(tmp_path: Path) -> None:
+    path, model = tmp_path / "runs.db", small_net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = ampscope.watch(model, store=path, every=1)
+        train_bf16(3, model)
+        run._session.recorder.wait()
+        with held(path):
+            train_bf16(5, model)
+            time.sleep(4.0)
+        train_bf16(2, model)
+        run.close()
+    with Reader(path) as reader:
+        info = reader.run(run.id)
+        assert (info.state, info.message, info.steps_done) == (State.FINISHED, "", 10)
+        assert [step.step for step in reader.steps(run.id)] == list(range(10))
+
+
+@pytest.mark.parametrize("where", ["text", "nowhere", "read-only", "folder/"])
+def test_a_store_that_cannot_be_written_ends_no_training(where: str, tmp_path: Path) -> None:
+    path: Path | str = tmp_path / "runs.db"
+    if where == "text":
+        Path(path).write_text("no store " * 100)
+    elif where == "nowhere":
+        path = "/proc/nowhere/runs.db"
+    elif where == "folder/":
+        path = "/proc/nowhere/runs/"
+    else:
+        if os.geteuid() == 0:
+            pytest.skip("root may write everywhere")
+        stores.finished(Path(path))
+        Path(path).chmod(0o400)
+    model = small_net()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ampscope.watch(model, store=path) as run:
+            assert len(train_bf16(5, model)) == 5
+            assert run.id
+        assert "<p>" in run._repr_html_()
+    assert len(said(caught)) == 1
+    with warnings.catch_warnings():  # where warnings are errors it is no end either
+        warnings.simplefilter("error")
+        ampscope.watch(small_net(), store=path).close()
 
 
 def test_a_store_that_is_deleted_is_missed(tmp_path: Path) -> None:
@@ -374,7 +474,8 @@ def test_a_watch_that_is_closed_by_its_own_alarm_breaks_no_step(tmp_path: Path) 
     run = ampscope.watch(
         model, optimizer, store=tmp_path / "a.db", on_alarm=lambda _: run.close(), **options
     )
-    other = ampscope.watch(model, optimizer, store=tmp_path / "b.db", **options)
+    around = nn.Sequential(model)  # another model of the same weights
+    other = ampscope.watch(around, optimizer, store=tmp_path / "b.db", **options)
     for _ in range(6):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

@@ -281,7 +281,7 @@ def test_nothing_is_left_behind(store: Path) -> None:
         vars(nn.Sequential).copy(),
     )
     first = ampscope.watch(model, store=store)
-    second = ampscope.watch(model, scaler=scaler, store=store)
+    second = ampscope.watch(nn.Sequential(model), scaler=scaler, store=store)
     train_bf16(2, model)
     first.close()  # in the order of their making, which is not that of a stack
     second.close()
@@ -700,3 +700,30 @@ def test_a_scaler_that_takes_the_place_of_a_given_one_is_followed(store: Path) -
             optimizer.zero_grad()
     found = recorded(store, run.id)
     assert [s.scale for s in found.steps] == [8.0] * 3 + [32.0] * 3
+
+
+def test_a_model_that_is_watched_again_is_watched_by_the_new_one_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook's cell, run six times; the last time with another model beside it."""
+    model, other, store = small_net(), small_net(), tmp_path / "runs.db"
+    apart = ampscope.watch(other, store=store)
+    runs = []
+    for _ in range(5):
+        runs.append(ampscope.watch(model, store=store))
+        train_bf16(3, model)
+    runs.append(ampscope.watch([model, small_net()], store=store))
+    train_bf16(3, model)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 5
+    assert all(run.id in line for run, line in zip(runs, said, strict=False))
+    with Reader(store) as reader:
+        for run in runs[:-1]:
+            info = reader.run(run.id)
+            assert (info.state, info.steps_done) == (State.FINISHED, 3)
+    train_bf16(2, other)
+    for run in (*runs, apart):
+        run.close()
+    with Reader(store) as reader:
+        assert [reader.run(run.id).steps_done for run in (*runs, apart)] == [3] * 6 + [2]
+    assert_nothing_left()

@@ -8,6 +8,7 @@ stdio the protocol has standard output for itself; everything else goes to stand
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import os
@@ -35,7 +36,7 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ampscope import __version__
+from ampscope import __version__, loopback
 from ampscope.agents import answers
 from ampscope.agents.jobs import Folders, Progress, checked_arguments, run_child, stop_all
 from ampscope.causes import CAUSES, Cause, find_cause
@@ -433,7 +434,10 @@ async def _stopped_by_signal() -> None:
 def serve_http(server: AgentServer, port: int) -> None:
     """On loopback alone, until a signal. The token is made here and printed once, to standard
     error. Raises BadInput for a port that cannot be had."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+    with (
+        contextlib.ExitStack() as stack,
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening,
+    ):
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, port))
@@ -441,6 +445,7 @@ def serve_http(server: AgentServer, port: int) -> None:
         except (OSError, OverflowError) as error:
             raise BadInput(f"Port {port} of {HOST} cannot be had: {error}.") from error
         bound, token = listening.getsockname()[1], secrets.token_urlsafe(32)
+        stack.enter_context(loopback.held(HOST, bound))
         guarded = Guard(server.streamable_http_app(host=HOST), token, bound)
         print(
             f"ampscope: http://{HOST}:{bound}{PATH}\nampscope: Authorization: Bearer {token}",

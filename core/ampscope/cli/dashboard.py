@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import click
 
 import ampscope
+from ampscope import loopback
 from ampscope.cli import stopping
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
@@ -43,7 +44,7 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
 
 @click.command()
 @click.option("--port", default=8501, show_default=True)
-@click.option("--host", default="localhost", show_default=True, help="Address to bind to.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind to.")
 @click.option(
     "--workloads",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -108,7 +109,7 @@ def dashboard(
         environment["AMPSCOPE_SCRIPTS"] = str(scripts.resolve())
     if pythons:
         environment["AMPSCOPE_PYTHONS"] = os.pathsep.join(map(_checked_python, pythons))
-    path = base_path.strip("/")
+    path, host = base_path.strip("/"), loopback.address(host)
     command = ["--server.port", str(port), "--server.address", host]
     # The browser is opened here, with the token. Without the last option, Streamlit's first start
     # asks for an e-mail address and waits.
@@ -233,7 +234,8 @@ def _public(url: str) -> list[str]:
 
 
 def _is_free(host: str, port: int) -> None:
-    """Raises BadInput before a link is printed that would open another user's server."""
+    """Raises BadInput before a link is printed that would open another user's server. The server
+    holds the other family's port itself (app/server.py)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -243,6 +245,8 @@ def _is_free(host: str, port: int) -> None:
             raise BadInput(
                 f"{host}:{port} cannot be served ({error.strerror}). Choose another with --port."
             ) from error
+    with loopback.held(host, port):
+        pass
 
 
 def _shown(host: str) -> str:
@@ -256,7 +260,7 @@ def _shown(host: str) -> str:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect(("192.0.2.1", 9))  # nothing is sent; the system chooses the way out
         return str(asked.getsockname()[0])
-    return name
+    return "127.0.0.1" if name == "localhost" else name
 
 
 # A class as ``ampscope dashboard --classroom`` starts it: its secret and its links.

@@ -52,7 +52,9 @@ def ranks(run: str, store: Path) -> None:
     missing = sorted(set(range(info.spec.world)) - found.keys())
     if missing:
         names = ", ".join(map(str, missing))
-        click.echo(f"Ranks not in this store: {names}. Merge them: ampscope runs merge FILE …")
+        click.echo(
+            f"Ranks not in this store: {names}. Merge them: ampscope runs merge --trust FILE …"
+        )
     click.echo(visible(first.sentence) if first else "No rank saw a value that is not finite.")
     raise SystemExit(1 if first else 0)
 
@@ -172,8 +174,14 @@ def export(run: tuple[str, ...], together: bool, kind: str, out: Path, store: Pa
     type=click.Path(path_type=Path, dir_okay=False),
     help="The store that the runs are copied to; without it, that of --store.",
 )
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="The stores are your own: their runs can be run again from here. Without it they are "
+    "imported ones, which can be looked at alone.",
+)
 @store_option
-def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
+def merge(stores: tuple[Path, ...], into: Path | None, trust: bool, store: Path) -> None:
     """Copy the runs of other STORES into one: files, or folders with one file per rank.
 
     Runs keep their ids; one that is there already with the same content is passed over.
@@ -181,13 +189,17 @@ def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
     target = into or store
     found = merging.stores_in(stores)
     results = []
-    for result in merging.merge(found, target):
+    for result in merging.merge(found, target, trust=trust):
         what = "is there already" if result.was_there else "copied"
         click.echo(f"{result.run_id} {what} ({result.source}).")
         results.append(result)
     copied = sum(not result.was_there for result in results)
     whole, files = plural(len(results), "run"), plural(len(found), "store")
     click.echo(f"{target}: {copied} of {whole} copied from {files}.")
+    if copied and not trust:
+        click.echo(
+            "They count as imported and are not run again from here; --trust says otherwise."
+        )
 
 
 # ``ampscope import``: runs from an untrusted file, checked before they are written to the store.

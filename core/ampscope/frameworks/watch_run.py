@@ -30,7 +30,8 @@ from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.writer import FLUSH_EVERY_S, Pace, RunWriter
 
 WRITING_SHARE = 0.01  # of the training's time goes into writing at most
-LONGEST_END_S = 65.0  # the store waits 30 s for a lock, twice: for what is pending and the state
+HELD_S = 3.0  # that a training waits for another program with the store
+LONGEST_END_S = 65.0  # a slow disk
 _NOTHING = Cadence(histogram=0, trace=0, shadow=0)
 
 
@@ -62,9 +63,10 @@ class WatchRun:
     def __init__(
         self, store: Path | str, spec: RunSpec, machine: Callable[[RunSpec], Machine]
     ) -> None:
-        self.writer = RunWriter.create(store, spec)
+        self.writer = RunWriter.create(store, spec, wait_s=HELD_S)
         try:
             self.writer.start(machine(spec))
+            self.writer.wait_at_most(HELD_S / 3)  # once at a write, twice at the end
         except BaseException:
             self.writer.close()
             raise

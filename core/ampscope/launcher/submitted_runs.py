@@ -3,7 +3,7 @@
 The runs are independent, so an engine that a cluster has already starts them: Ray; or submitit, on
 Slurm or, with ``--on local``, as processes of this machine. Each job serves one run, as a diagnosis
 on one machine does, and writes a store of its own in a folder that both machines see; what it
-recorded is merged into the user's store when it ends, as ``ampscope runs merge`` does.
+recorded is merged into the user's store when it ends, as ``ampscope runs merge --trust`` does.
 
     with SubmittedRuns(spec, store, "slurm") as runs:
         first = runs.start("as_is")                 # both wait in the queue, or run
@@ -117,7 +117,7 @@ class SubmittedRuns(ScriptRuns):
             close_if_open(store, run_id, State.FAILED, f"The job ended early ({words}).")
         if show and said:
             show(said)
-        list(merge([store], self.store))
+        list(merge([store], self.store, trust=True))
         self._open.discard(run_id)
         with Reader(self.store) as reader:
             info = reader.run(run_id)
@@ -139,7 +139,7 @@ class SubmittedRuns(ScriptRuns):
             with contextlib.suppress(AmpscopeError):
                 store = self._store_of(run_id)
                 close_if_open(store, run_id, State.CANCELLED, "Cancelled.")
-                list(merge([store], self.store))
+                list(merge([store], self.store, trust=True))
         if isinstance(self._executor, _Ray):
             self._executor.close()
         self._throw_away()

@@ -33,8 +33,11 @@ def default_path() -> Path:
     return Path(base).expanduser() / "ampscope" / "runs.db"
 
 
-def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
-    """Connection in autocommit mode (transactions are explicit); creates file and schema. A file
+def open_for_writing(
+    path: Path, journal: str = "WAL", wait_ms: int = BUSY_TIMEOUT_MS
+) -> sqlite3.Connection:
+    """Connection in autocommit mode (transactions are explicit); creates file and schema. It waits
+    ``wait_ms`` for another program that holds the file. A file
     that is there already keeps its ``journal``. WAL needs memory that all its processes share, so
     on a network file system a file has the journal DELETE (sqlite.org/wal.html)."""
     with translated(path):
@@ -45,9 +48,9 @@ def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         connection.text_factory = codec.decoded
         with _closed_on_error(connection):
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
             if check(connection, path, may_be_empty=True) == 0:
-                _set_journal(connection, journal)
+                _set_journal(connection, journal, wait_ms)
             # WAL with NORMAL survives the death of the process at any instant; only a power cut
             # can take the last transactions (sqlite.org/pragma.html#pragma_synchronous).
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -101,10 +104,10 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "something else")
 
 
-def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
+def _set_journal(connection: sqlite3.Connection, journal: str, wait_ms: int) -> None:
     """The change to WAL alone does not wait for another process that makes it at the same moment:
     it fails at once, whatever the busy timeout says."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    deadline = time.monotonic() + wait_ms / 1000
     while True:
         try:
             connection.execute(f"PRAGMA journal_mode = {journal}")
@@ -188,7 +191,7 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        kind = StoreBusy if _is_locked(error) else StoreError
+        kind = StoreBusy if is_locked(error) else StoreError
         raise kind(_sentence(path, error)) from error
     except UnicodeDecodeError as error:  # SQLite quotes the file's bytes in its message
         raise StoreError(
@@ -202,8 +205,9 @@ def translated(path: Path) -> Iterator[None]:
         )
 
 
-def _is_locked(error: sqlite3.DatabaseError) -> bool:
-    return "locked" in str(error)
+def is_locked(error: BaseException) -> bool:
+    """Whether another program holds the file: what was to be written can be written later."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
@@ -211,8 +215,8 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     if path.is_dir():
         return (
             f"{path} is a folder, not a store. If it holds the files of a training's ranks, "
-            f"merge them first: ampscope runs merge {path} --into runs.db. Or choose a file with "
-            "--store."
+            f"merge them first: ampscope runs merge --trust {path} --into runs.db. Or choose a "
+            "file with --store."
         )
     if "not a database" in text:
         return f"{path} is not an ampscope store (not SQLite). Choose another file with --store."
@@ -224,7 +228,7 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
         return f"Cannot open {path}: no permission. Choose another file with --store."
     if "malformed" in text:
         return f"{path} is damaged ({text}). Restore it, or choose another file with --store."
-    if _is_locked(error):
+    if is_locked(error):
         return (
             f"{path} is held by another program. Wait until it is done, or end it (`fuser {path}` "
             "names it)."

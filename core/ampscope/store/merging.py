@@ -2,22 +2,28 @@
 
 Runs keep their ids. Each run is one transaction, so a merge that is interrupted can be repeated: a
 run that is there already with the same content is passed over. Sources are only read.
+
+Without trust the runs become imported ones: looked at, and never run again from here, because their
+script and its arguments come from an untrusted file. Their groups get names of their own, the same
+at each merge: ranks of several stores stay together, and no run joins a diagnosis that is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampscope.errors import BadInput, StoreError
-from ampscope.store import db
+from ampscope.store import codec, db
 
 # What may change without the run being another one: a reader's request, a beat of the heart.
 _NOT_CONTENT = {"cancel", "heartbeat"}
 _NOT_OF_THE_RUN = {"shared"}  # whom it is shown to is decided anew in each store
+_GROUP = "imported-"  # before the name of a group from an untrusted store
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +47,27 @@ def stores_in(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def merge(sources: Sequence[Path], into: Path) -> Iterator[Merged]:
-    """Copy every run of the sources, one after the other. All sources are checked before the first
-    run is copied. Raises StoreError for a store that cannot be read or is damaged, and for a run
-    that is there already with other content."""
+def merge(sources: Sequence[Path], into: Path, *, trust: bool = False) -> Iterator[Merged]:
+    """Copy every run of the sources, one after the other; with ``trust`` as runs that were recorded
+    here, also those that are there as imported from an earlier merge. All sources are checked
+    before the first run is copied. Raises StoreError for a store that cannot be read or is damaged,
+    and for a run that is there already with other content."""
     others = [source for source in sources if source.resolve() != into.resolve()]
     for source in others:
         with contextlib.closing(_checked(source)):
             pass
     target = db.open_for_writing(into)
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     with contextlib.closing(target):
         for source in others:
+            mark = "" if trust else f"{source.name} on {when}"
             with contextlib.closing(db.open_for_reading(source, may_convert=False)) as origin:
                 with db.translated(source):
                     ids = [row[0] for row in origin.execute("SELECT id FROM run ORDER BY created")]
                 for run_id in ids:
                     with db.translated(into):
-                        yield Merged(run_id, source, _copy(origin, target, run_id, source, into))
+                        was_there = _copy(origin, target, run_id, source, into, mark, {*ids})
+                        yield Merged(run_id, source, was_there)
 
 
 def _checked(source: Path) -> sqlite3.Connection:
@@ -76,9 +86,11 @@ def _checked(source: Path) -> sqlite3.Connection:
 
 
 def _copy(
-    origin: sqlite3.Connection, target: sqlite3.Connection, run_id: str, source: Path, into: Path
-) -> bool:
-    """True when the run was there already."""
+    origin: sqlite3.Connection, target: sqlite3.Connection, run_id: str, source: Path, into: Path,
+    mark: str, ids: Set[str],
+) -> bool:  # fmt: skip
+    """True when the run was there already. ``mark`` says where it comes from, empty for a store
+    that is trusted; ``ids`` are the source's runs."""
     origin.execute("BEGIN")  # one view of a run that may still be written
     try:
         with db.transaction(target):
@@ -86,16 +98,43 @@ def _copy(
             if known is None:
                 for table in _tables(target):
                     _copy_table(origin, target, table, run_id)
+                if mark:
+                    _set_spec(target, run_id, _marked(_spec(origin, run_id), mark, ids))
                 return False
-            if not _same(origin, target, run_id):
+            if not _same(origin, target, run_id, ids):
                 raise StoreError(
                     f"Run {run_id} of {source} is in {into} already with other content. Delete "
                     f"it there (ampscope runs delete {run_id} --store {into}), or merge into a new "
                     "file."
                 )
+            if not mark:
+                _set_spec(target, run_id, _spec(origin, run_id))
             return True
     finally:
         origin.execute("COMMIT")
+
+
+def _spec(connection: sqlite3.Connection, run_id: str) -> str:
+    found: str = connection.execute("SELECT spec FROM run WHERE id=?", (run_id,)).fetchone()[0]
+    return found
+
+
+def _set_spec(target: sqlite3.Connection, run_id: str, spec: str) -> None:
+    target.execute("UPDATE run SET spec=? WHERE id=?", (spec, run_id))
+
+
+def _marked(text: str, mark: str, ids: Set[str]) -> str:
+    """A run's spec as it is kept of an untrusted store. Raises StoreError where it is damaged."""
+    spec = codec.spec_from_json(text)
+    group = spec.group
+    return codec.to_json(
+        replace(
+            spec,
+            imported=spec.imported or mark,
+            group=group if not group or group.startswith(_GROUP) else _GROUP + group,
+            parent=spec.parent if spec.parent in ids else "",
+        )
+    )
 
 
 def _copy_table(
@@ -108,15 +147,21 @@ def _copy_table(
     target.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
 
 
-def _same(origin: sqlite3.Connection, target: sqlite3.Connection, run_id: str) -> bool:
+def _same(
+    origin: sqlite3.Connection, target: sqlite3.Connection, run_id: str, ids: Set[str]
+) -> bool:
     """Row by row in the order of the primary keys; ends at the first difference."""
+    ours, theirs = _spec(target, run_id), _spec(origin, run_id)
+    if ours != theirs and ours != _marked(theirs, codec.spec_from_json(ours).imported, ids):
+        return False
     for table in _tables(target):
-        names = [name for name in _columns(target, table) if name not in _NOT_CONTENT]
+        left_out = {*_NOT_CONTENT, "spec"} if table == "run" else _NOT_CONTENT
+        names = [name for name in _columns(target, table) if name not in left_out]
         listed = ",".join(f'"{name}"' for name in names)
         order = ",".join(f'"{name}"' for name in _primary_key(target, table))
         sql = f"SELECT {listed} FROM {table} WHERE {_key(table)}=? ORDER BY {order}"
-        ours, theirs = target.execute(sql, (run_id,)), origin.execute(sql, (run_id,))
-        while (row := ours.fetchone()) == theirs.fetchone():
+        rows, others = target.execute(sql, (run_id,)), origin.execute(sql, (run_id,))
+        while (row := rows.fetchone()) == others.fetchone():
             if row is None:
                 break
         else:

@@ -209,11 +209,18 @@ def _state(text: str) -> records.State:
 class RunRow:
     """One run in one store. Thread-safe: a heartbeat thread may call :meth:`beat` at any time."""
 
-    def __init__(self, path: Path, run_id: str, journal: str = "WAL") -> None:
+    def __init__(
+        self, path: Path, run_id: str, journal: str = "WAL", wait_ms: int = db.BUSY_TIMEOUT_MS
+    ) -> None:
         self.path = path
         self.run_id = run_id
-        self._connection = db.open_for_writing(path, journal)
+        self._connection = db.open_for_writing(path, journal, wait_ms)
         self._lock = threading.Lock()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """For another program that holds the store, at each write from here on."""
+        with self._lock, db.translated(self.path):
+            self._connection.execute(f"PRAGMA busy_timeout = {max(0, int(seconds * 1000))}")
 
     def _register(self, spec: records.RunSpec) -> None:
         """State queued, owned by this process."""

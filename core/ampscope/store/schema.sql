@@ -13,7 +13,7 @@
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost. An imported run alone may
--- be stored as lost: it has no process.
+-- be stored as lost: it has no process. Runs merged without --trust are imported ones, too.
 CREATE TABLE run (
     id          TEXT PRIMARY KEY,      -- 12 hexadecimal digits, the first 9 of them a time stamp
     spec        TEXT NOT NULL,         -- records.RunSpec as JSON

@@ -55,8 +55,11 @@ class Pace:
 class RunWriter(RunRow):
     """Writes one run. Records are added by one thread; a heartbeat thread may call :meth:`beat`."""
 
-    def __init__(self, path: Path, run_id: str, journal: str = "WAL") -> None:
-        super().__init__(path, run_id, journal)
+    def __init__(
+        self, path: Path, run_id: str, journal: str = "WAL", wait_ms: int = db.BUSY_TIMEOUT_MS
+    ) -> None:
+        super().__init__(path, run_id, journal, wait_ms)
+        self._may_be_late = False
         self._pending: list[rows.Insert] = []
         self._steps: list[int] = []
         self._results = 0  # of those that are pending
@@ -65,19 +68,28 @@ class RunWriter(RunRow):
         self._last_flush = time.monotonic()
 
     @classmethod
-    def create(cls, path: Path | str, spec: records.RunSpec, run_id: str = "") -> RunWriter:
+    def create(
+        cls, path: Path | str, spec: records.RunSpec, run_id: str = "", wait_s: float | None = None
+    ) -> RunWriter:
         """Register a new run in state queued, owned by this process. ``run_id``: of
         :func:`new_run_id`, for those who must know it before. A watched run may be given a folder
         (one that exists, or text that ends in "/"): it writes a file of its own there, on a network
-        file system as well; see :func:`rank_file`."""
+        file system as well; see :func:`rank_file`. ``wait_s``: for another program that holds the
+        store, in place of 30 s; what a flush cannot write then is kept for the next."""
         run_id = run_id or new_run_id()
+        wait_ms = db.BUSY_TIMEOUT_MS if wait_s is None else int(wait_s * 1000)
         if spec.kind != "watch":  # probes and scripts are short, and stay as they were recorded
-            writer = cls(Path(path), run_id)
+            writer = cls(Path(path), run_id, wait_ms=wait_ms)
         elif str(path).endswith("/") or Path(path).is_dir():
-            writer = cls(rank_file(Path(path), spec.rank), run_id, "DELETE")
+            writer = cls(rank_file(Path(path), spec.rank), run_id, "DELETE", wait_ms)
         else:
-            writer = cls(Path(path), run_id)
-        writer._register(spec)
+            writer = cls(Path(path), run_id, wait_ms=wait_ms)
+        try:
+            writer._register(spec)
+        except BaseException:
+            writer._connection.close()
+            raise
+        writer._may_be_late = wait_s is not None
         writer._thinning = FrameThinning(writer.run_id) if spec.kind == "watch" else None
         return writer
 
@@ -163,7 +175,9 @@ class RunWriter(RunRow):
                 with db.transaction(self._connection):
                     self._write(pending, steps)
                 self._results = 0
-            except BaseException:
+            except BaseException as error:
+                if self._may_be_late and db.is_locked(error):
+                    self._pending[:0], self._steps[:0] = pending, steps
                 if self._thinning is not None:
                     self._thinning.forget()
                 raise

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ampscope.records import Event, State
-from ampscope.watcher.alarms import Alarm, AlarmBounds, AmpscopeWarning, StopAsked, TrainingStopped
+from ampscope.watcher.alarms import Alarm, AlarmBounds, StopAsked, TrainingStopped, warn
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.recorder import MAX_MESSAGE
 
@@ -79,15 +77,6 @@ class AlarmDispatcher:
         for alarm in alarms:
             if self._settings.policy_of(alarm.name) not in silent:
                 warn(f"Step {alarm.step}: {alarm.text}")
-
-
-def warn(text: str) -> None:
-    """A warning; where warnings are made errors, a line on stderr: only the policy ``raise`` ends a
-    training."""
-    try:
-        warnings.warn(text, AmpscopeWarning, stacklevel=2)
-    except AmpscopeWarning:
-        print(f"ampscope: {text}", file=sys.stderr)
 
 
 def ending_of(error: BaseException | None) -> tuple[State, str]:

@@ -17,6 +17,8 @@ Each is reported once when it begins, and again only after it had stopped.
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections import deque
 from dataclasses import dataclass
 
@@ -31,6 +33,15 @@ CALIBRATED_BELOW = 64.0  # ten halvings of GradScaler's 65536: no calibration go
 
 class AmpscopeWarning(UserWarning):
     """An alarm under the policy ``warn``."""
+
+
+def warn(text: str) -> None:
+    """A warning; where warnings are made errors, a line on stderr: only the policy ``raise`` ends a
+    training."""
+    try:
+        warnings.warn(text, AmpscopeWarning, stacklevel=2)
+    except AmpscopeWarning:
+        print(f"ampscope: {text}", file=sys.stderr)
 
 
 class Alarm(AmpscopeError):  # noqa: N818  # says what happened, as the others of the tree

@@ -1,8 +1,10 @@
 """Hands records to a thread of its own, which writes the store: training never waits for a disk.
 
 The thread flushes twice a second and gives the sign of life. When the disk falls so far behind
-that :data:`MOST_WAITING` records wait, training does wait: no step is lost. When the store fails
-(a full disk) the run's recording ends, with one warning; the training goes on.
+that :data:`MOST_WAITING` records wait, training does wait: no step is lost. While another program
+holds the store, records wait for it; at the begin and at the end the training waits with them for 3
+seconds. When the store cannot be opened or fails (a full disk) the run's recording ends, with one
+warning; the training goes on.
 """
 
 from __future__ import annotations
@@ -13,27 +15,32 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ampscope.errors import StoreError
+from ampscope.errors import StoreBusy, StoreError
 from ampscope.records import Event, Machine, ModuleRecord, RunSpec, State, StepRecord
 from ampscope.store.processes import HEARTBEAT_EVERY_S
-from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
+from ampscope.store.writer import FLUSH_EVERY_S, RunWriter, new_run_id
 from ampscope.telemetry.sampler_process import Readings
-from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.alarms import warn
 from ampscope.watcher.step_end import Ended
 
 MOST_WAITING = 20_000  # records; about 200 MB of frames of 200 modules
 MAX_MESSAGE = 500
+HELD_S = 3.0  # that the training waits at its begin or end for another program with the store
+PATIENCE_S = 30.0  # that records wait for it
+_TRY_S = 1.0  # of that in one go: the end of a run waits for the present one
 _WAIT_S = 0.01
 
 
 class Recorder:
-    """One run in a store; every method but :meth:`close` returns at once."""
+    """One run in a store; every method but :meth:`close` returns at once. Where the store cannot be
+    opened it takes everything and records nothing."""
+
+    _writer: RunWriter  # while there is no error
 
     def __init__(self, path: Path, spec: RunSpec, machine: Machine) -> None:
         self.error = ""  # why nothing more is recorded, once that is so
@@ -41,17 +48,33 @@ class Recorder:
         self.is_cancelled = False  # a user asked the run to stop
         self._flushed: Callable[[], None] | None = None
         self.readings = Readings()  # of the machine; on CUDA a process reads it
-        writer = RunWriter.create(path, spec)
-        self.run_id, self.path = writer.run_id, writer.path
-        writer.start(machine)
-        self._writer = writer
+        self.run_id, self.path = new_run_id(), path
         self._waiting: deque[Callable[[], None]] = deque()
+        self._held_since: float | None = None  # by another program
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampscope-recorder", daemon=True)
-        self._thread.start()
         self._closing: weakref.WeakMethod[Callable[[State, str], None]] | None = None
+        try:
+            self._open(spec, machine)
+        except StoreError as error:
+            self._fail(error)
+            self._stop.set()
+            self._say()
+            return
+        self._thread.start()
         atexit.register(self._left)
+
+    def _open(self, spec: RunSpec, machine: Machine) -> None:
+        writer = RunWriter.create(self.path, spec, self.run_id, HELD_S)
+        self.path = writer.path
+        try:
+            writer.start(machine)
+            writer.wait_at_most(_TRY_S)
+        except StoreError:
+            writer.close()
+            raise
+        self._writer = writer
 
     def close_by(self, closing: Callable[[State, str], None]) -> None:
         """What to call where the process ends and nothing has closed the run; held weakly."""
@@ -89,8 +112,11 @@ class Recorder:
         self._put(lambda: self._writer.add_event(event))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do something slow in the thread, in order with the records."""
+        """Do something slow in the thread, in order with the records; at once where nothing is
+        recorded any more."""
         self._put(work)
+        if self.error:
+            work()
 
     def wait(self, timeout_s: float = 5.0) -> None:
         """Until what was handed over so far can be read."""
@@ -108,12 +134,16 @@ class Recorder:
         if self._stop.is_set() or os.getpid() != self._pid:  # a fork has no thread
             return
         atexit.unregister(self._left)
+        until = time.monotonic() + HELD_S
         self._stop.set()
         self._thread.join()
         message = f"{message} {self.readings.stop()}".strip()
         if self.error:  # the disk may have room again: say at least how it ended
             message = f"Recording ended early: {self.error}"
         try:
+            self._writer.wait_at_most(until - time.monotonic())
+            if not self.error:
+                self._write()  # what another program kept the thread from writing
             self._writer.finish(state, message)
             self._writer.close()
         except StoreError as error:
@@ -152,6 +182,9 @@ class Recorder:
                 if time.monotonic() - beaten >= HEARTBEAT_EVERY_S:
                     beaten = time.monotonic()
                     self.is_cancelled |= self._writer.beat()
+                self._held_since = None
+            except StoreBusy as error:
+                self._held(error, stopping=stopping)
             except StoreError as error:
                 self._fail(error)
             except Exception as error:  # the training goes on whatever is wrong here
@@ -159,9 +192,18 @@ class Recorder:
             if stopping:
                 return
 
+    def _held(self, error: StoreBusy, *, stopping: bool) -> None:
+        """Another program holds the store: what waits is tried again, within limits."""
+        now = time.monotonic()
+        self._held_since = self._held_since or now
+        is_late = now - self._held_since > PATIENCE_S or len(self._waiting) >= MOST_WAITING
+        if is_late and not stopping:
+            self._fail(error)
+
     def _write(self) -> None:
         while self._waiting:
-            self._waiting.popleft()()
+            self._waiting[0]()
+            self._waiting.popleft()  # if it was done
         self._writer.flush()
         if not self.path.exists():  # SQLite would go on writing to a file that has no name
             raise StoreError(f"{self.path} was deleted.")
@@ -171,8 +213,7 @@ class Recorder:
         self._waiting.clear()
 
     def _say(self) -> None:
-        """Once, in the thread that trains: a warning that is made an error must not end ours."""
+        """Once, in the thread that trains."""
         if self.error and not self._has_said:
             self._has_said = True
-            text = f"ampscope records no more: {self.error}"
-            warnings.warn(text, AmpscopeWarning, stacklevel=2)
+            warn(f"ampscope records no more: {self.error}")

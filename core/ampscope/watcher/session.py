@@ -22,6 +22,7 @@ import shlex
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,8 +46,8 @@ from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, read_too, sample_telemetry
-from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
-from ampscope.watcher.alarms import Alarms, Signs
+from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
+from ampscope.watcher.alarms import Alarms, Signs, warn
 from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
@@ -159,6 +160,8 @@ class Session(TrainingListener):
 
     def open(self) -> None:
         """Everything on."""
+        with _LOCK:
+            _OPEN.add(self)
         self.recorder.modules(self._models.records())
         for note in notes(self._models, self.place, taps=self._histograms.inside is not None):
             self.recorder.event(note)
@@ -176,7 +179,9 @@ class Session(TrainingListener):
                 self.recorder.event(Event(0, "note", "exponent counter", text))
 
     def _sample(self) -> None:
-        if self._device.type != "cuda":  # on a CPU a second process would cost what it measures
+        if (
+            self.recorder.error or self._device.type != "cuda"
+        ):  # on a CPU a second process would cost what it measures
             return
         if self._has_sampler:  # the model has moved to another GPU
             read_too(self.recorder.readings, self._device)
@@ -215,6 +220,8 @@ class Session(TrainingListener):
 
     def close(self, state: State, message: str) -> None:
         """Everything off; again does nothing."""
+        with _LOCK:
+            _OPEN.discard(self)
         self.guard.call(self.backward_ended)  # of a backward that raised
         self.detach()
         if not self._has_stepped and self._histograms.has_gradients:
@@ -602,6 +609,34 @@ class Session(TrainingListener):
         if norms is not None and norms.suspects:
             return self._models.parameters[norms.suspects[-1]].name
         return ""
+
+
+# Watches that are on, so that a model is watched by one at a time.
+
+
+_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+_LOCK = threading.Lock()
+REPLACED = "The same model was watched anew."
+
+
+def close_watches_of(models: WatchedModels) -> None:
+    """Close the watches of any of these models, and say so: a notebook's cell that is run again
+    means one watch, not two."""
+    roots = [root.plain for root in models.roots]
+    with _LOCK:
+        earlier = [
+            session
+            for session in _OPEN
+            if any(root.plain is new for root in session._models.roots for new in roots)
+        ]
+    for session in earlier:
+        with contextlib.suppress(Exception):  # stderr may be closed
+            print(
+                f"ampscope: the model is watched anew, run {session.recorder.run_id} is closed.",
+                file=sys.stderr,
+                flush=True,
+            )
+        session.close(State.FINISHED, REPLACED)
 
 
 # What a watched run says of itself: its row in the store, what it cannot see, small facts.

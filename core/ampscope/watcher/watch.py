@@ -28,7 +28,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampscope.capture.user_objects import torch_optimizer
-from ampscope.errors import BadInput
+from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import Event, RunInfo, StepRecord
 from ampscope.store.db import default_path
 from ampscope.store.reader import Reader
@@ -37,7 +37,7 @@ from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels, place_now, plain_module
 from ampscope.watcher.replay import Replay
-from ampscope.watcher.session import Session
+from ampscope.watcher.session import Session, close_watches_of
 from ampscope.watcher.webhook import checked_address
 
 if TYPE_CHECKING:
@@ -155,7 +155,10 @@ class Watch:
     def _repr_html_(self) -> str:
         """The live figure of a notebook."""
         self._session.recorder.wait()
-        return as_html(self.store, self.id)
+        try:
+            return as_html(self.store, self.id)
+        except AmpscopeError as error:
+            return f"<p>{html.escape(str(error))}</p>"
 
 
 def watch(
@@ -177,7 +180,7 @@ def watch(
     ema: Any = None,
     webhook: str | None = None,
 ) -> Watch:
-    """Watch ``model`` from here on; returns at once.
+    """Watch ``model`` from here on; returns at once. An earlier watch of the same model is closed.
 
     Args:
         model: one, a list or a dict of them. Wrappers (DDP, torch.compile) are looked through.
@@ -210,7 +213,9 @@ def watch(
 
     Raises:
         BadInput: what was given is no model, no optimizer or no scaler.
-        StoreError: the store cannot be written.
+
+    A store that cannot be written, or that another program holds for 3 s, is one warning: the
+    training goes on, with its alarms and without a record.
     """
     if every is not None and every < 0:
         raise BadInput("every is a number of steps, or 0 for bad steps only.")
@@ -223,7 +228,8 @@ def watch(
         raise BadInput("The model has no parameters: there is nothing to train.")
     path = default_path() if store is None else Path(store).expanduser()
     if store is not None and str(store).endswith("/"):
-        path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the recorder says it
+            path.mkdir(parents=True, exist_ok=True)
     settings = WatchSettings(
         every=every,
         policy=policy,
@@ -237,11 +243,14 @@ def watch(
         guard=guard,
         ema=ema,
     )
-    session = Session(models, optimizers_of(optimizer), scalers_of(scaler), path, place, settings)
+    given = optimizers_of(optimizer), scalers_of(scaler)
+    close_watches_of(models)
+    session = Session(models, *given, path, place, settings)
     session.open()
     run = Watch(session)
-    if in_notebook():
-        run.show()
+    if in_notebook() and not session.recorder.error:
+        with contextlib.suppress(AmpscopeError):  # another program holds the store
+            run.show()
     return run
 
 
@@ -321,7 +330,7 @@ def _class_names(names: list[str]) -> list[str]:
 
 POINTS = 400
 EVERY_S = 3.0
-DASHBOARD = "http://localhost:8501"  # Streamlit's own default
+DASHBOARD = "http://127.0.0.1:8501"  # where `ampscope dashboard` is by default
 _BAD = "#D55E00"  # as on the dashboard: nothing else has this colour
 
 

@@ -294,7 +294,10 @@ MAX_BYTES = 16 * 2**20
 MAX_VALUES = 1_200_000  # by commas, those in texts too; an int in a dict takes about 100 bytes
 MAX_KEYS = 1_000  # of one object; a histogram has at most 284
 MAX_PARTS = 250_000  # lists and objects: a dict of its own takes 200 bytes and more
-_MERGE = "Runs as large as that are handed on as a store: ampscope runs merge"
+_MERGE = (
+    "Runs as large as that are handed on as a store: ampscope runs merge, which runs nothing of it "
+    "unless you say --trust"
+)
 MAX_DIGITS = 19  # of a whole number: what 64 bits hold
 
 
