@@ -79,8 +79,8 @@ def ending(
     means that there is nothing to judge, whatever the run has recorded.
     """
     state, sentence = _ending(outcome, spec, processes)
-    if outcome.steps or state is State.CANCELLED or outcome.is_out_of_memory:
-        return state, sentence
+    if outcome.steps or state is not State.FINISHED or outcome.is_out_of_memory:
+        return state, sentence  # FAILED: the sentence names the reason
     return state, with_hint(sentence, spec, has_cuda=has_cuda)
 
 
@@ -98,6 +98,10 @@ def _ending(outcome: Outcome, spec: RunSpec, processes: int) -> tuple[State, str
     when = _when(outcome)
     if outcome.ended == "exception":
         return _raised(outcome, spec, when)
+    if outcome.ended == "exit" and not outcome.steps and outcome.error_type:
+        handled = _raised(outcome, spec, when)  # what the script caught before it left
+        if handled[0] is State.FAILED:
+            return handled
     if outcome.ended == "cancelled":
         return State.CANCELLED, f"Cancelled {when}."
     if outcome.steps or outcome.ended == "steps":

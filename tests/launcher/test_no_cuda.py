@@ -102,6 +102,26 @@ def test_an_end_before_the_first_step_has_the_hint(
     assert "--policy cuda" not in ending(outcome, in_fp32, has_cuda=has_cuda)[1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("ModuleNotFoundError", "No module named 'pyyaml_that_is_not_there'"),
+        ("EOFError", "EOF when reading a line"),
+        ("RuntimeError", "bitsandbytes library was compiled without CUDA"),
+    ],
+)
+@pytest.mark.parametrize("ended", ["exception", "exit"])
+def test_an_end_whose_reason_is_known_has_no_hint(ended: str, kind: str, text: str) -> None:
+    """Also where the script catches it, says what to do and leaves."""
+    outcome = Outcome(
+        ended=ended, error_type=kind, error_text=text, error_line="t.py:3", exit_code=1
+    )
+    state, said = ending(outcome, RunSpec("train.py", policy="auto"), has_cuda=False)
+    assert state is State.FAILED
+    assert "t.py:3" in said
+    assert "--policy cuda" not in said
+
+
 # Runs under the policy that is still open.
 TRAIN = """
 import sys, torch

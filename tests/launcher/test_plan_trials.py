@@ -24,6 +24,7 @@ from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
 from ampscope.records import HALF_FROM, JUDGED_RANK, Machine, RunInfo, RunSpec, State
+from ampscope.report.fix_words import chosen, each_run
 from ampscope.script_ends import ending
 from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import (
@@ -52,6 +53,7 @@ class Info:
     machine: Machine | None = None
     state = State.FINISHED
     message = traceback = ""
+    steps_done = 0
     spec = RunSpec("train.py")
 
 
@@ -113,6 +115,58 @@ def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[Di
     plan.first_two(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     return plan, runs
+
+
+def _reported(plan: DiagnosisPlan) -> DiagnosisResult:
+    infos = {name: run.info for name, run in plan.done.items()}
+    return report_of(judged(plan.evidence), plan.views, infos, tuple(plan.trials), 1.0)
+
+
+def _advised(plan: DiagnosisPlan) -> tuple[str, str, bool | None]:
+    fix = chosen(_reported(plan))
+    return ("", "", None) if fix is None else (fix.control, fix.kind, fix.cured)
+
+
+@pytest.mark.parametrize("needed", [MODULES, ("b", "d"), ("none",)])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_every_run_that_was_made_is_told_with_what_it_gave(
+    needed: tuple[str, ...], bf16: bool
+) -> None:
+    """Of a search for a set of modules, also those that did not cure, and those that did and are
+    larger than need be."""
+    plan, runs = _tried(_bad("a"), bf16=bf16, needed=needed)
+    fixes = {made for made in runs.made if made not in ("as_is", "fp32")}
+    cure = {f for f in fixes if f.startswith("fp32_m") and {*needed} <= {*f[13:].split(",")}}
+    cure |= {"bf16"} & fixes if bf16 else set()
+    assert {t.control for t in plan.trials} == fixes
+    assert len(plan.trials) == len(fixes)
+    assert {t.control for t in plan.trials if t.cured} == cure
+    told = each_run(_reported(plan)).split("; ")
+    for control in fixes:
+        (one,) = [said for said in told if _told(control) in said]
+        assert one.endswith(": cured" if control in cure else ": not cured")
+
+
+def _told(control: str) -> str:
+    few = f"({control})"
+    return few if control.count(",") < 3 else "with 4 modules in fp32, a to d"
+
+
+@pytest.mark.parametrize("ended", ["time", "killed"])
+def test_a_run_that_says_nothing_of_a_fix_is_told_too(
+    ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 10_000, 7))
+    monkeypatch.setattr("ampscope.launcher.plan.time.monotonic", lambda: float(next(now)))
+    runs = Runs(_bad("a"), False, ("b", "d"))
+    plan = _first_two(runs)
+    runs.ended = ended
+    plan.control_until(20.0, "fp32_modules:b")
+    assert "fp32_modules:b" not in plan.views
+    told = each_run(_reported(plan))
+    assert "(fp32_modules:b): 0 steps, not judged as a fix" in told
+    monkeypatch.setattr(Info, "message", "The script ran out of memory.")
+    assert "(fp32_modules:b): the script ran out of memory" in each_run(_reported(plan))
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -374,8 +428,7 @@ def test_whether_runs_share_a_gpu_is_known_without_torch(
 @pytest.mark.parametrize("overflowing", [MODULES, ("a",)])
 def test_every_module_in_fp32_gives_way_to_bf16(overflowing: tuple[str, ...]) -> None:
     plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
-    cured = [trial for trial in plan.trials if trial.cured]
-    assert [(t.control, t.kind) for t in cured] == [("bf16", "use_bf16")]
+    assert _advised(plan) == ("bf16", "use_bf16", True)
     assert runs.made.count("bf16") == 1
 
 
@@ -415,16 +468,10 @@ def test_bf16_is_a_fix_where_the_gpu_has_it(
     plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
     plan.control("bf16")
     expected = ("bf16", "use_bf16") if is_offered else ("fp32_modules:a,b,c,d", "fp32_module")
-    assert [(t.control, t.kind) for t in plan.trials if t.cured] == [expected]
+    assert _advised(plan) == (*expected, True)
     assert runs.made.count("bf16") == 1  # as a control, or as a fix
-    found = report_of(
-        judged(plan.evidence),
-        plan.views,
-        {name: run.info for name, run in plan.done.items()},
-        tuple(plan.trials),
-        1.0,
-    )
-    assert any("no bf16 instructions" in note for note in found.notes) is not is_offered
+    notes = _reported(plan).notes
+    assert any("no bf16 instructions" in note for note in notes) is not is_offered
 
 
 def test_where_most_modules_overflow_no_set_is_searched() -> None:
@@ -434,8 +481,7 @@ def test_where_most_modules_overflow_no_set_is_searched() -> None:
 
 def test_without_a_healthy_bf16_every_module_is_the_answer() -> None:
     plan, _ = _tried(_bad(*MODULES), bf16=False, needed=MODULES)
-    cured = [trial.control for trial in plan.trials if trial.cured]
-    assert cured == ["fp32_modules:a,b,c,d"]
+    assert _advised(plan)[0] == "fp32_modules:a,b,c,d"
 
 
 @pytest.mark.parametrize(
@@ -477,8 +523,7 @@ def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
 
 def test_a_small_set_is_still_preferred() -> None:
     plan, _ = _tried(_bad("a"), bf16=True, needed=("b", "d"))
-    cured = [trial.control for trial in plan.trials if trial.cured]
-    assert cured == ["fp32_modules:b,d"]
+    assert _advised(plan)[0] == "fp32_modules:b,d"
 
 
 def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None:

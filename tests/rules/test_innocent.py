@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
@@ -183,6 +184,54 @@ def test_a_division_by_zero_is_said_with_its_divisor_and_no_learning_rate_is_run
     assert (verdict.op, verdict.line) == (op.op, op.line)
     assert verdict.fix.controls == ()
     assert verdict.fix.kind == "rewrite_op"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "argument", "undefined"),
+    [
+        ("log", "loss = -torch.log(p[label]).mean()", "p[label]", (0.0, -1.0)),
+        ("log", "loss = -(p + q).log().mean()", "p + q", (0.0, -1.0)),
+        ("log2", "bits = p.log2()", "p", (0.0,)),
+        ("log1p", "y = torch.log1p(input=x)", "x", (-1.0, -2.0)),
+        ("logit", "y = torch.logit(p)", "p", (0.0, 1.0)),
+        ("rsqrt", "y = x * torch.rsqrt(variance)", "variance", (0.0, -1.0)),
+        ("atanh", "y = torch.atanh(x)", "x", (1.0, -1.0)),
+    ],
+)
+def test_the_patch_of_a_function_is_for_its_argument(
+    name: str, code: str, argument: str, undefined: tuple[float, ...]
+) -> None:
+    """Pasted in place of the argument, it gives the function a value where there was none, and
+    changes none where there was."""
+    op = bad_op(
+        f"aten.{name}", tensor(0.5, zeros=1), step=0, nan=1, pos_inf=0, total=4, dtype="fp32",
+        fp32_max=None, fp32_finite=False, reached_loss=True, code=code,
+    )  # fmt: skip
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), op)
+    (finding,) = diagnose(evidence(run(NAN_STEPS, op), dead)).findings
+    assert finding.cause == "not_amp_divergence"
+    verdict = finding.verdict
+    assert argument in verdict.reason
+    told = f"{verdict.reason}{verdict.fix.text}{verdict.fix.patch}"
+    assert "denominator" not in told
+    assert "divi" not in told
+    kept = verdict.fix.patch.partition("  # in place of ")[0]
+    given = {"p": [0.5], "q": 0.0, "label": 0, "x": 0.5, "variance": 0.5}
+    for value in (*undefined, 0.5):
+        given |= {"p": torch.tensor([value]), "x": torch.tensor(value)}
+        given |= {"variance": torch.tensor(value)}
+        safe = eval(kept, {"torch": torch}, given)
+        assert torch.isfinite(getattr(torch, name)(safe)).all()
+    assert safe.item() == 0.5
+
+
+def test_an_argument_that_the_line_does_not_show_has_a_form() -> None:
+    op = bad_op("aten.log", tensor(0.5, zeros=1), step=0, reached_loss=True, dtype="fp32",
+                fp32_finite=False, code="loss = entropy(p)")  # fmt: skip
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), op)
+    (finding,) = diagnose(evidence(run(NAN_STEPS, op), dead)).findings
+    assert "denominator" not in finding.verdict.fix.patch
+    assert "argument" in finding.verdict.fix.patch
 
 
 def test_of_several_divisors_in_a_line_each_is_kept_from_zero() -> None:

@@ -187,6 +187,7 @@ class DiagnosisPlan:
         parent = self.done["as_is"].info.id
         run = self.runs.wait(self.runs.start(control, parent, limit_s=left))
         if RunView(control, run.info.id, run.observations).outcome.ended in ("time", "killed"):
+            self.done[control] = run  # the report lists it
             return None
         self._keep(control, run)
         return self.views[control]
@@ -338,27 +339,25 @@ class DiagnosisPlan:
 
     def _search(self, finding: Finding) -> bool:
         deadline = time.monotonic() + MAX_SEARCH_S
-        seen: dict[str, bool | None] = {}
 
         def cures(paths: tuple[str, ...]) -> bool:
             control = Control.of(fp32_modules=paths)
             view = self.control_until(deadline, control)
             if view is None or view.outcome.is_out_of_memory or self._was_stopped(control):
                 return False  # which says nothing of the set
-            seen[control] = is_cured(finding, self.evidence, view, None)
-            return seen[control] is not False
+            cured = is_cured(finding, self.evidence, view, None)
+            if all(t.control != control for t in self.trials):  # the rule's own was tried before
+                self._tried(control, finding.verdict.fix, cured=cured)
+            return cured is not False
 
         names = result.modules_with_parameters(self.views["as_is"])
         if self._is_everywhere(names) and self._try_bf16(finding):
             return True
         with self._fix():
             found = smallest_set(names, cures, MAX_SEARCH_RUNS)
-        if found:
-            control = Control.of(fp32_modules=found)
-            # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
-            if result.is_everything(control, self.views["as_is"]) and self._try_bf16(finding):
-                return True
-            self._tried(control, finding.verdict.fix, cured=seen[control])
+        # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
+        if found and result.is_everything(Control.of(fp32_modules=found), self.views["as_is"]):
+            self._try_bf16(finding)
         return bool(found)
 
     def search_uncompiled(self) -> None:

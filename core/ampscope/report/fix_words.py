@@ -28,15 +28,26 @@ def best(report: DiagnosisResult) -> Trial | None:
 
     def place(trial: Trial) -> tuple[int, int]:
         known = trial.control in wanted
-        modules = Control(trial.control).values("fp32_modules")
-        return wanted.index(trial.control) if known else len(wanted), max(1, len(modules))
+        return wanted.index(trial.control) if known else len(wanted), max(1, _modules(trial))
 
-    return min((t for t in report.trials if t.cured is True), key=place, default=None)
+    return min((t for t in _smallest(report) if t.cured is True), key=place, default=None)
 
 
 def chosen(report: DiagnosisResult) -> Trial | None:
     """The fix to advise: the best that worked, else the first that removed the pattern."""
-    return best(report) or next((t for t in report.trials if t.cured is None), None)
+    return best(report) or next((t for t in _smallest(report) if t.cured is None), None)
+
+
+def _smallest(report: DiagnosisResult) -> list[Trial]:
+    """The fixes that worked or removed the pattern; of sets of modules, which a search makes
+    smaller and smaller, the smallest alone."""
+    left = [t for t in report.trials if t.cured is not False]
+    least = min(filter(None, map(_modules, left)), default=0)
+    return [t for t in left if _modules(t) in (0, least)]
+
+
+def _modules(trial: Trial) -> int:
+    return len(Control(trial.control).values("fp32_modules"))
 
 
 def verified(report: DiagnosisResult) -> bool | None:
@@ -65,12 +76,48 @@ def _said(run: RunInfo) -> str:
 
 
 def each_run(report: DiagnosisResult) -> str:
-    """What each run with a fix showed; the same outcome of several is said once."""
+    """What each run beside the baseline and its controls showed; the same outcome of several is
+    said once."""
     found: dict[str, list[str]] = {}
     for trial in report.trials:
         said = outcome(trial, report.runs.get(trial.control))
-        found.setdefault(said, []).append(f"{Control(trial.control).words} ({trial.control})")
+        found.setdefault(said, []).append(_with_name(trial.control))
+    for control, said in _others(report):
+        found.setdefault(said, []).append(_with_name(control))
     return "; ".join(f"{', '.join(names)}: {said}" for said, names in found.items())
+
+
+def _others(report: DiagnosisResult) -> list[tuple[str, str]]:
+    """Runs that are neither a trial nor told by :func:`run_lines`, each with what it gave: those
+    of the compiler's layers, and those that say nothing of a fix (out of memory, stopped, cut
+    short, a reference for another run)."""
+    known = {"as_is", *report.control_symptoms, *(t.control for t in report.trials)}
+    compiled = {run.control: run.words for run in report.compiled}
+    return [
+        (control, compiled.get(control) or (_said(run) if run.message else _length(run)))
+        for control, run in report.runs.items()
+        if control not in known
+    ]
+
+
+def _length(run: RunInfo) -> str:
+    return f"{plural(run.steps_done, 'step')}, not judged as a fix"
+
+
+MAX_NAMED = 3  # modules of a set
+
+
+def _short_words(control: str) -> str:
+    """:attr:`Control.words`, with a large set of modules as their number, first and last."""
+    paths = Control(control).values("fp32_modules")
+    if len(paths) <= MAX_NAMED:
+        return Control(control).words
+    return f"with {len(paths):,} modules in fp32, {paths[0]} to {paths[-1]}"
+
+
+def _with_name(control: str) -> str:
+    words = _short_words(control)
+    return f"{words} ({control})" if words == Control(control).words else words
 
 
 def state(report: DiagnosisResult) -> str:
@@ -164,7 +211,7 @@ def seen(report: DiagnosisResult) -> str:
             f"Pattern removed: the script was run {Control(removed.control).words}, and the cause "
             f"is found no more. The effect is not measurable in {plural(removed.steps, 'step')}."
         )
-    tried = "; ".join(Control(t.control).words for t in report.trials)
+    tried = "; ".join(_short_words(t.control) for t in report.trials)
     return f"No fix removed the symptom. Tried: {tried}."
 
 
@@ -223,17 +270,19 @@ TRIAL_COLUMNS = ("The script was run", "Seen", "Processor time per step", "Peak 
 
 
 def trial_rows(report: DiagnosisResult) -> tuple[tuple[str, ...], ...]:
-    """Every run with a fix, under :data:`TRIAL_COLUMNS`."""
+    """Every run beside the baseline and its controls, under :data:`TRIAL_COLUMNS`."""
     unknown = "rehearsed, not CUDA's" if report.diagnosis.policy == "rehearsal" else "not known"
-    return tuple(
+    trials = (
         (
-            Control(t.control).words,
+            _short_words(t.control),
             outcome(t, report.runs.get(t.control)),
             f"{t.price:.2f} times" if t.price else unknown,
             f"{t.memory:.2f} times" if t.memory else unknown,
         )
         for t in report.trials
     )
+    others = ((_short_words(control), said, unknown, unknown) for control, said in _others(report))
+    return (*trials, *others)
 
 
 # What went wrong comes first: a narrow window shows two columns. Batches that a script leaves out

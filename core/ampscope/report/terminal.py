@@ -95,9 +95,9 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
     if patch:
         shown = visible(patch.rstrip(), CODE_LENGTH)
         parts.append(Syntax(shown, "python", background_color="default"))
-    if first and report.trials:
-        tried = fix_words.each_run(report)
-        parts.append(_said(f"{fix_words.seen(report)} Each run: {tried}."))
+    if first and (made := fix_words.each_run(report)):
+        seen = f"{fix_words.seen(report)} " if report.trials else ""
+        parts.append(_said(f"{seen}Each run: {made}."))
     if finding.consequences:
         causes = (CAUSES[c.cause] for c in finding.consequences)
         names = ", ".join(cause.inside for cause in causes)

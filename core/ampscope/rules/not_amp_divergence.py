@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterable
 
 from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth, lower_rates
 from ampscope.analysis.evidence import (
@@ -216,14 +217,21 @@ def _undivided(factor: float) -> str:
 def _formula(op: BadOp, run: str = "as_is") -> Verdict:
     """Not a matter of growth: the script asks for a value that does not exist. ``op``: of the
     baseline, and the fp32 control fails at it as well; or of the control alone, ``run``."""
-    name = op.op.rpartition(".")[2]
+    name = op.op.rpartition(".")[2].rstrip("_")
     meets = f"{op.op} meets an input of exactly zero, or outside its domain,"
     text, patch = "Keep the input away from zero: a clamp or an epsilon.", FORMULA_PATCH
     if name in VARIANCES:
         meets = f"{op.op} of a single element divides by n - 1 = 0,"
         text = "Give it more than one element, or correction=0, which divides by their number."
         patch = "spread = x.std(dim, correction=0)\n"
-    elif name.startswith("div"):
+    elif name in _DOMAINS:
+        domain, kept = _DOMAINS[name]
+        arguments = _arguments_of(op.code, name)
+        named = " or ".join(arguments) or "its argument"
+        meets = f"{op.op} takes a number {domain}, and {named} is none,"
+        text = f"Keep {named} {domain}: a clamp or an epsilon."
+        patch = "".join(f"{kept.format(a)}  # in place of {a}\n" for a in arguments or ["argument"])
+    elif name.startswith("div") or (name == "reciprocal" and divisors_of(op.code)):
         divisors = divisors_of(op.code)
         named = " or ".join(divisors)
         # Of several divisions in one line it is not known which one ran.
@@ -232,7 +240,8 @@ def _formula(op: BadOp, run: str = "as_is") -> Verdict:
         meets = f"{op.op} computes {zero} of finite numbers: {divisor} is 0,"
         text = f"Keep {divisor} away from zero, or leave the division out where it is 0."
         if divisors:
-            is_number = len(op.inputs) < 2 or op.inputs[1].shape == ()
+            divisor_input = op.inputs[0 if name == "reciprocal" else 1 :]
+            is_number = not divisor_input or divisor_input[0].shape == ()
             # Nothing but an exact zero is changed.
             kept = "({0} or 1)" if is_number else "torch.where({0} == 0, 1, {0})"
             patch = "".join(f"{kept.format(d)}  # in place of {d}\n" for d in divisors)
@@ -252,17 +261,44 @@ def _formula(op: BadOp, run: str = "as_is") -> Verdict:
     )
 
 
+# Functions of one argument: where they are defined, and what keeps the argument there.
+_ABOVE_0 = ("above 0", "torch.clamp({0}, min=1e-6)")
+_DOMAINS = {
+    "log": _ABOVE_0,
+    "log2": _ABOVE_0,
+    "log10": _ABOVE_0,
+    "rsqrt": _ABOVE_0,
+    "log1p": ("above -1", "torch.clamp({0}, min=-1 + 1e-6)"),
+    "logit": ("between 0 and 1", "torch.clamp({0}, 1e-6, 1 - 1e-6)"),
+    "atanh": ("between -1 and 1", "torch.clamp({0}, -1 + 1e-6, 1 - 1e-6)"),
+}
+
+
+def _arguments_of(code: str, name: str) -> list[str]:
+    """What a line of the script calls the function ``name`` with, as ``torch.log(x)`` or as
+    ``x.log()``, each once; [] where the line does not show it."""
+    found: list[ast.expr] = []
+    for node in _nodes(code):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        called = getattr(function, "attr", getattr(function, "id", ""))
+        if called.rstrip("_") != name:
+            continue
+        given = node.args[:1] or [k.value for k in node.keywords if k.arg == "input"]
+        if not given and isinstance(function, ast.Attribute):
+            given = [function.value]
+        found += given
+    return list(dict.fromkeys(map(ast.unparse, found)))
+
+
 _DIVIDING = frozenset(("div", "div_", "divide", "divide_", "true_divide", "true_divide_"))
 
 
 def divisors_of(code: str) -> list[str]:
     """What a line of the script divides by, each once; [] where it cannot be read alone."""
-    try:
-        tree = ast.parse(f"{code} pass" if code.endswith(":") else code)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
     found: list[ast.expr] = []
-    for node in ast.walk(tree):
+    for node in _nodes(code):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             found.append(node.right)
         elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
@@ -273,11 +309,19 @@ def divisors_of(code: str) -> list[str]:
     return list(dict.fromkeys(map(ast.unparse, varying)))
 
 
+def _nodes(code: str) -> Iterable[ast.AST]:
+    """Of a line of the script; none where it cannot be read alone."""
+    try:
+        return ast.walk(ast.parse(f"{code} pass" if code.endswith(":") else code))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+
+
 def _divides(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr in _DIVIDING
 
 
-FORMULA_PATCH = "safe = denominator.clamp(min=1e-6)  # or: skip the update where it is zero\n"
+FORMULA_PATCH = "safe = argument.clamp(min=1e-6)  # or: skip the update where it is zero\n"
 DIVISION_PATCH = """for parameter in model.parameters():  # after backward, before optimizer.step()
     if parameter.grad is not None:
         parameter.grad.div_({factor})
