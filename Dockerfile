@@ -15,7 +15,8 @@
 #
 # Workload files of your own: -v "$PWD/workloads:/workloads:ro" -e AMPSCOPE_WORKLOADS=/workloads
 
-FROM python:3.11-slim-bookworm
+# The tag of 25 August 2026, for every processor: a tag may be moved, a digest may not.
+FROM python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 # Where torch comes from, and nothing else does: two indexes at once would let either of them serve
 # any package. The version is that of requirements.txt; the index adds "+cpu" or "+cu130" to it.
@@ -37,20 +38,21 @@ RUN case "${TORCH_INDEX}" in \
 # Dependencies in a layer of their own: it is rebuilt only when they change. The lock has the hashes
 # of the wheels that were tested (for this image's Python, on x86-64); on another processor the
 # versions of requirements.txt are installed without hashes.
-COPY requirements.txt requirements.lock ./
+COPY requirements.txt requirements.lock requirements-build.txt ./
 RUN pip install --index-url "${TORCH_INDEX}" "$(grep '^torch==' requirements.txt)" \
     && if [ "$(uname -m)" = x86_64 ]; then \
          pip install --require-hashes --no-deps -r requirements.lock; \
        else \
          grep -v -e '^-e ' -e '^torch==' requirements.txt > /tmp/others.txt \
          && pip install -r /tmp/others.txt && rm /tmp/others.txt; \
-       fi
+       fi \
+    && pip install --require-hashes --no-deps -r requirements-build.txt
 
 COPY pyproject.toml README.md LICENSE ./
 COPY core core
 COPY app app
 COPY pages pages
-RUN pip install --no-deps . \
+RUN pip install --no-build-isolation --no-deps . \
     && useradd --create-home --uid 10001 ampscope \
     && install --directory --owner=ampscope --group=ampscope /data
 

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ampscope.diagnosis.load import load_diagnosis
@@ -264,3 +265,50 @@ def test_a_run_has_ended_when_all_that_it_started_has(
         assert server.stdout.readline() == "run\t7\n"
         assert Path(f"/proc/{out.read_text()}").exists() is not is_gone
         server.stdin.close()
+
+
+TRAINS_ON = SCRIPT.replace("range(30)", "range(10**6)").replace(
+    "o.step()", "o.step(); time.sleep(0.02)"
+)
+KILLED = {  # the command, and how many processes below it there are when it is killed
+    "probe": (["probe", "gpt", "--steps", "100000"], 1),
+    "loading": (["diagnose", "--quiet", "--steps", "100000", "train.py"], 1),
+    "diagnose": (["diagnose", "--quiet", "--steps", "100000", "train.py"], 2),
+    "run": (["run", "train.py"], 2),
+    "ranks": (
+        ["run", "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "train.py"], 4
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2)")
+@pytest.mark.slow
+@pytest.mark.parametrize("what", KILLED)
+def test_a_command_that_is_killed_leaves_no_process(what: str, tmp_path: Path) -> None:
+    arguments, count = KILLED[what]
+    (tmp_path / "train.py").write_text("import time\n" + TRAINS_ON)
+    run = [sys.executable, "-m", "ampscope.cli.main", arguments[0], "--store", "runs.db"]
+    with (tmp_path / "said.txt").open("wb") as said:
+        process = subprocess.Popen([*run, *arguments[1:]], cwd=tmp_path, stdout=said, stderr=said)
+    own, below = psutil.Process(process.pid), []
+    deadline = time.monotonic() + 2 * START_S
+    while len(below) < count and time.monotonic() < deadline and process.poll() is None:
+        below = [p for p in own.children(recursive=True) if "telemetry" not in "".join(_line(p))]
+        time.sleep(0.1)
+    assert len(below) >= count, (tmp_path / "said.txt").read_text()
+    below = own.children(recursive=True)
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(below, 3.0)
+    lines = [_line(p) for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    assert not lines
+
+
+def _line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []

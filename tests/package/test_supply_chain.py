@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,44 @@ def test_no_two_indexes_serve_one_package() -> None:
     docker = (ROOT / "Dockerfile").read_text()
     assert "--require-hashes" in docker
     assert "!requirements.lock" in (ROOT / ".dockerignore").read_text()
+
+
+def test_the_image_and_the_actions_are_named_by_what_cannot_be_moved() -> None:
+    docker = (ROOT / "Dockerfile").read_text()
+    images = re.findall(r"^FROM (\S+)", docker, re.MULTILINE)
+    assert images
+    assert all(re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image) for image in images)
+    for path in (ROOT / ".github").rglob("*.yml"):
+        for used in re.findall(r"uses:\s*(\S+)", path.read_text()):
+            assert used.startswith("./") or re.fullmatch(r"\S+@[0-9a-f]{40}", used), (path, used)
+
+
+def test_what_builds_the_package_is_pinned() -> None:
+    one = re.compile(r"([a-z-]+)==([0-9.]+) --hash=sha256:[0-9a-f]{64}")
+    matches = [one.fullmatch(line) for line in pinned("requirements-build.txt")]
+    built = {found[1]: found[2] for found in matches if found is not None}
+    assert len(built) == len(pinned("requirements-build.txt"))
+    wanted = f"hatchling=={built['hatchling']}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["build-system"]["requires"] == [wanted]
+    assert any(line.startswith(wanted) for line in pinned("requirements-dev.txt"))
+    locked = [line for line in pinned("requirements.lock") if line.startswith("packaging==")]
+    assert locked == [f"packaging=={built['packaging']} {locked[0].split()[1]}"]
+    docker = (ROOT / "Dockerfile").read_text()
+    assert "--require-hashes --no-deps -r requirements-build.txt" in docker
+    assert "--no-build-isolation --no-deps ." in docker
+    assert "!requirements-build.txt" in (ROOT / ".dockerignore").read_text()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_an_audit_that_could_not_look_up_is_no_pass(tmp_path: Path) -> None:
+    """Where pip-audit cannot be installed."""
+    done = subprocess.run(
+        ["bash", str(ROOT / ".ci" / "audit")], env={**os.environ, "PYTHON": "false"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr.startswith("NOT AUDITED: ")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")

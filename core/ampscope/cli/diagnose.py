@@ -30,7 +30,7 @@ from ampscope.errors import AmpscopeError, BadInput, Cancelled
 from ampscope.files import write_whole
 from ampscope.frameworks.adapters import parse
 from ampscope.frameworks.pythons import TORCH, framework_of
-from ampscope.launcher.children import child_environment, started
+from ampscope.launcher.children import child_environment, ends_with_us, started
 from ampscope.launcher.launch import check_memory_limit
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
@@ -302,7 +302,7 @@ def captured_spec(
     arguments = (str(capsule.absolute()), "--model", trust)
     command = [*started("ampscope.watcher.replay_child"), *arguments, "--json"]
     done = subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, check=False
+        command, env=ends_with_us(child_environment()), capture_output=True, text=True, check=False
     )
     if done.returncode not in (0, 1):
         said = done.stderr.strip().splitlines()
@@ -573,5 +573,7 @@ def replay(capsule: Path, model: str, as_json: bool) -> None:
     command = [*started("ampscope.watcher.replay_child"), str(capsule)]
     command += ["--model", model, *(["--json"] if as_json else [])]
     # In a session of its own: a signal to this command ends it once, from here.
-    done = subprocess.run(command, env=child_environment(), check=False, start_new_session=True)
+    done = subprocess.run(
+        command, env=ends_with_us(child_environment()), check=False, start_new_session=True
+    )
     sys.exit(done.returncode)

@@ -47,7 +47,7 @@ def start_together(specs: Sequence[RunSpec], store: Path) -> list[RunInfo]:
     try:
         for spec in specs:
             with stopping.deferred():  # ids must hold what has started
-                ids.append(launch(spec, store))
+                ids.append(launch(spec, store, bound=True))
         return follow(store, ids, Console(stderr=True))
     except BaseException as error:
         with contextlib.suppress(KeyboardInterrupt), stopping.deferred():

@@ -12,11 +12,13 @@ from ampscope.frameworks.adapters import child_options, load
 from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.records import RunSpec
 from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn
+from ampscope.runner.run_server import end_with_parent
 from ampscope.store.writer import RunWriter
 
 
 def main() -> None:
     """Run the queued probe."""
+    end_with_parent()
     options = child_options()
     sys.exit(run_queued(options.store, options.run, _run, _sentence))
 

@@ -21,6 +21,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.frameworks.pythons import TORCH, python_for, with_package
 from ampscope.privacy import forget
 from ampscope.records import RunSpec, State
+from ampscope.runner.run_server import PARENT
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -80,11 +81,16 @@ class Child:
                 _say_how_it_died(self.store, self.run_id, status, said)
 
 
-def spawn(spec: RunSpec, store: Path, run_id: str) -> None:
-    """A process for the run: the one that waits, if one does. Raises OSError, BadInput."""
+def spawn(spec: RunSpec, store: Path, run_id: str, *, bound: bool = False) -> None:
+    """A process for the run: the one that waits, if one does. A ``bound`` one ends with this
+    process. Raises OSError, BadInput."""
+    environment = ends_with_us(child_environment()) if bound else child_environment()
     if spec.framework != TORCH:
-        python, environment = python_for(spec.framework), with_package(child_environment())
-        Child(store, "ampscope.frameworks.child", python, environment, run_id)
+        python = python_for(spec.framework)
+        Child(store, "ampscope.frameworks.child", python, with_package(environment), run_id)
+        return
+    if bound:
+        Child(store, "ampscope.runner", sys.executable, environment, run_id)
         return
     with _lock:
         ready = _waiting.pop(store.absolute(), None)
@@ -119,6 +125,13 @@ def child_environment() -> dict[str, str]:
     unless the user decided otherwise. The secrets of a dashboard stay with its server."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
     return {"OMP_WAIT_POLICY": "PASSIVE", **own, "PYTHONUNBUFFERED": "1"}
+
+
+def ends_with_us(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a child that ends with this process, also where that is killed. The system
+    tells of the end of a thread: a child that another thread starts is not bound."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return {**environment, PARENT: str(os.getpid())} if is_main else environment
 
 
 def _child(store: Path, run_id: str = "") -> Child:

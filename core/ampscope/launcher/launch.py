@@ -1,4 +1,5 @@
-"""Start a probe as a child process that outlives its parent, and follow it through the store."""
+"""Start a probe as a child process, which outlives its parent unless it is bound to it, and follow
+it through the store."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from ampscope.workloads.catalog import BUILTIN, SHARED, SIZES, unknown_workload
 POLL_S = 0.1
 
 
-def launch(spec: RunSpec, store: Path) -> str:
-    """Register the run as queued, start its process, return the run's id.
+def launch(spec: RunSpec, store: Path, *, bound: bool = False) -> str:
+    """Register the run as queued, start its process, return the run's id. A ``bound`` run's process
+    is ended when this one ends, however that happens.
 
     Raises BadInput for a spec that cannot work, StoreError when the store cannot be written.
     """
@@ -31,7 +33,7 @@ def launch(spec: RunSpec, store: Path) -> str:
     writer = RunWriter.create(store, spec)
     try:
         leave(writer.run_id, spec)
-        spawn(spec, store, writer.run_id)
+        spawn(spec, store, writer.run_id, bound=bound)
     except OSError as error:
         writer.finish(State.FAILED, f"Could not start Python: {error.strerror}.")
         raise AmpscopeError(f"Could not start Python: {error.strerror}.") from error

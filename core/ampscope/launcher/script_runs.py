@@ -35,6 +35,7 @@ from ampscope.launcher.children import (
     child_environment,
     close_if_open,
     end_of,
+    ends_with_us,
     last_words,
     started,
     tail,
@@ -140,7 +141,7 @@ class ScriptRuns:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=words,
-                    env=environment,
+                    env=ends_with_us(environment),
                     cwd=self._cwd,
                     start_new_session=True,
                 )

@@ -36,6 +36,7 @@ from ampscope.measure.timing import summary
 from ampscope.records import BatchPrediction, BatchTrial, LargestBatch, RunSpec
 from ampscope.runner.device import limit_memory
 from ampscope.runner.probe import prepare
+from ampscope.runner.run_server import die_with_parent
 from ampscope.runner.training import training_step
 from ampscope.store.writer import RunWriter
 
@@ -426,6 +427,7 @@ def in_child(
     answer: Connection, spec: RunSpec, device_name: str, samples: int, limit_bytes: int
 ) -> None:
     """Body of the child process: one JSON object into ``answer``."""
+    die_with_parent(wanted=True)  # with the server process, which ends with the search
     content: dict[str, object]
     try:
         content = {"try": dataclasses.asdict(attempt(spec, device_name, samples, limit_bytes))}

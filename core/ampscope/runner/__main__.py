@@ -16,11 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-import torch
 
-from ampscope.records import RunSpec
-from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn
-from ampscope.store.writer import RunWriter
+from ampscope.runner.run_server import end_with_parent
+
+end_with_parent()  # before torch is loaded, which takes seconds
+
+import torch  # noqa: E402
+
+from ampscope.records import RunSpec  # noqa: E402
+from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn  # noqa: E402
+from ampscope.store.writer import RunWriter  # noqa: E402
 
 
 @click.command()

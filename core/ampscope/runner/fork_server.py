@@ -14,7 +14,13 @@ from pathlib import Path
 
 import click
 
-from ampscope.runner.run_server import adopt_orphans, answer, serve
+from ampscope.runner.run_server import (
+    adopt_orphans,
+    answer,
+    die_with_parent,
+    end_with_parent,
+    serve,
+)
 
 
 @click.command()
@@ -22,6 +28,7 @@ from ampscope.runner.run_server import adopt_orphans, answer, serve
 @click.option("--script", required=True)
 def main(store: Path, script: str) -> None:
     """Serve runs of SCRIPT, into STORE, until standard input ends."""
+    end_with_parent()  # while it loads; afterwards the end of standard input ends it and its runs
     import torch  # the import that every child shares
 
     import ampscope.runner.script  # noqa: F401  # the children's other imports
@@ -32,6 +39,7 @@ def main(store: Path, script: str) -> None:
     torch.manual_seed(0)
     preload(torch.device("cpu"))
     read_once(script)
+    die_with_parent(wanted=False)
     answer("ready", 0)
     serve(functools.partial(_fork, store))
 

@@ -24,7 +24,8 @@ POLL_S = 0.02
 GONE_WITHIN_S = 5.0  # what a run has left behind, once it is killed; a driver frees memory slowly
 MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints fills a disk
 HUNG, FLOODED, NO_FORK = "hung", "flooded", "nofork"
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PARENT = "AMPSCOPE_PARENT"  # the process that starts this one, where this one is to end with it
 
 Start = Callable[[str, Path, Path, str], int]
 
@@ -47,6 +48,7 @@ def serve(start: Start) -> None:
     its number; it raises OSError where the system refuses one.
     """
     children: dict[int, _Child] = {}
+    was_left = False  # with runs under way
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     pending, open_input = b"", True
@@ -59,6 +61,7 @@ def serve(start: Start) -> None:
             for line in lines:
                 _start(line.decode(), start, children)
         elif not open_input:
+            was_left = True
             time.sleep(POLL_S)
             for pid, child in children.items():
                 if child.status is None:
@@ -66,6 +69,28 @@ def serve(start: Start) -> None:
         _end_what_must(children)
         _reap(children)
         _answer_what_ended(children)
+    if was_left:
+        _end_adopted()
+
+
+def end_with_parent() -> None:
+    """Have the system end this process with the one that started it, if that has asked for it
+    (:data:`PARENT`), also where that is killed. On Linux; at once where it is gone already."""
+    parent = int(os.environ.pop(PARENT, "") or 0)
+    if not parent:
+        return
+    die_with_parent(wanted=True)
+    if os.getppid() != parent:
+        try:
+            os.kill(parent, 0)  # behind a program that starts Python for us
+        except ProcessLookupError:
+            os._exit(1)
+
+
+def die_with_parent(*, wanted: bool) -> None:
+    """SIGKILL for this process when the thread that started it ends (prctl(2)); or not any more."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
@@ -127,6 +152,27 @@ def _answer_what_ended(children: dict[int, _Child]) -> None:
         if not _is_group(pid) or time.monotonic() > child.deadline:
             del children[pid]
             answer(child.run_id, child.killed_for or child.status)
+
+
+def _end_adopted() -> None:
+    """End what killed runs have left in groups of their own, such as ranks: it comes to this
+    process, and so do the children of each when that has ended."""
+    until = time.monotonic() + GONE_WITHIN_S
+    while (left := _own_children()) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        _reap({})
+        time.sleep(POLL_S)
+
+
+def _own_children() -> list[int]:
+    """Empty where the system does not tell (proc(5), Linux)."""
+    found: list[str] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += path.read_text().split()
+    return [int(pid) for pid in found]
 
 
 def _is_group(pid: int) -> bool:

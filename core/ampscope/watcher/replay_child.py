@@ -21,6 +21,7 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.record_json import dumps
 from ampscope.report.document import line, visible
 from ampscope.runner.probe import arithmetic
+from ampscope.runner.run_server import end_with_parent
 from ampscope.watcher.capsule import Capsule, check, load
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.replay import Replay, replay
@@ -31,6 +32,7 @@ MAX_SENTENCE = 2_000  # characters
 
 def main() -> int:
     """Returns the exit status."""
+    end_with_parent()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("capsule", type=Path)
     parser.add_argument("--model", required=True)
