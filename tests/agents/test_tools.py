@@ -277,6 +277,15 @@ def test_an_agent_without_runs_is_told_to_call_a_tool(tmp_path: Path) -> None:
     assert "call diagnose" in sentence(in_a_loop(call()))
 
 
+def test_preflight_reads_no_table_above_the_folders(ask: Ask, place: Path) -> None:
+    (place.parent / "pyproject.toml").write_text("[tool.ampscope.preflight]\nsecret_key = 1\n")
+    try:
+        answer = told(ask("preflight", paths=["."]))
+    finally:
+        (place.parent / "pyproject.toml").unlink()
+    assert "secret_key" not in str(answer)
+
+
 def test_preflight_reads_no_file_that_a_link_leads_to_outside(ask: Ask, place: Path) -> None:
     answer = told(ask("preflight", paths=["."], show_diff=True))
     read = {os.path.relpath(f["path"], place / "scripts") for f in answer["findings"]}

@@ -8,6 +8,7 @@ import pickle
 import random
 import struct
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -302,6 +303,158 @@ def test_bad_input_is_one_sentence_and_status_2(name: str, tmp_path: Path) -> No
     assert found.output.count("\n") == 1
     assert "Traceback" not in found.output
     assert str(path) in found.output
+
+
+# Files that ask for more than their size.
+
+
+def _nested(path: Path, made: Callable[[Any], Any], times: int) -> None:
+    value: Any = [torch.ones(1)]
+    for _ in range(times):
+        value = made(value)
+    torch.save(value, path)
+
+
+def _within_itself(path: Path) -> None:
+    value: list[Any] = [torch.ones(1)]
+    value += [value, value, {"again": value}]
+    torch.save(value, path)
+
+
+def _rewritten(path: Path, part: str, change: Callable[[bytes], bytes]) -> None:
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, change(content) if name.endswith(part) else content)
+
+
+def _claiming(path: Path) -> None:
+    """127 elements of a storage of 10."""
+    torch.save({"a": torch.ones(127), "b": torch.full((127,), torch.nan)}, path)
+    _rewritten(path, "data/0", lambda content: content[:40])
+
+
+def _pickled(path: Path, pickled: bytes) -> None:
+    torch.save({}, path)
+    _rewritten(path, "data.pkl", lambda _: pickled)
+
+
+def _header(path: Path, text: bytes) -> None:
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def _views(path: Path, count: int, length: int) -> None:
+    whole = torch.ones(count + length)
+    torch.save([whole[n : n + length] for n in range(count)], path)
+
+
+def _turned(path: Path, count: int, length: int) -> None:
+    whole = torch.ones(count, length)
+    torch.save([whole[n:].t() for n in range(count)], path)
+
+
+# What is said, "" where the file is let in; and how it is made, larger where memory is measured.
+COSTLY: dict[str, tuple[str, Callable[[Path, int], object]]] = {
+    "itself.pt": ("", lambda p, n: _within_itself(p)),
+    "pairs.pt": ("", lambda p, n: _nested(p, lambda v: [v, v], 40)),
+    "expanded.pt": ("", lambda p, n: torch.save(torch.ones(1).expand(n * 10**5), p)),
+    "csr.pt": ("", lambda p, n: torch.save(torch.sparse_csr_tensor(
+        torch.zeros(n + 1, dtype=torch.long), torch.zeros(0, dtype=torch.long), torch.ones(0),
+        (n, n), check_invariants=True), p)),
+    "claims.pt": ("claims more elements", lambda p, n: _claiming(p)),
+    "views.pt": ("overlap", lambda p, n: _views(p, 200, 100 * n)),
+    "turned.pt": ("more than its size", lambda p, n: _turned(p, 20, 10 * n)),
+    "one.pt": ("names more tensors", lambda p, n: torch.save([torch.ones(1)] * 20 * n, p)),
+    "names.pt": ("names more tensors", lambda p, n: torch.save(
+        {"n" * 100_000: [torch.ones(1) for _ in range(100)]}, p)),
+    "lists.pt": ("", lambda p, n: _pickled(p, b"\x80\x02](" + n * 100 * b"]" + b"e.")),
+    "index.index.json": ("need", lambda p, n: p.write_bytes(
+        b'{"weight_map": {"a": "b"}, "c": [' + n * 1000 * b"[]," + b"0]}")),
+    "header.safetensors": ("need", lambda p, n: _header(
+        p, b'{"a": [' + n * 1000 * b"[]," + b"0]}")),
+    "brackets.safetensors": ("need", lambda p, n: _header(p, n * 1000 * b"[]")),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_file_that_asks_for_more_than_its_size(name: str, tmp_path: Path) -> None:
+    said, make = COSTLY[name]
+    path = tmp_path / name
+    make(path, 1000)
+    if said:
+        with pytest.raises(BadInput, match=said):
+            check_checkpoint(path)
+    else:
+        found = check_checkpoint(path)
+        assert found.findings == []
+        assert sum(t.size for t in found.tensors) <= path.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_a_child_and_its_parent_take_for_a_file(tmp_path: Path) -> None:
+    """Memory of the larger of the two, beside that for a file of one number; time of both."""
+    torch.save({"a": torch.ones(1)}, tmp_path / "plain.pt")
+    _, least, _ = _cost(tmp_path / "plain.pt")
+    for name, (said, make) in COSTLY.items():
+        path = tmp_path / name
+        make(path, 20_000 if name.endswith(".pt") else 33_000)
+        status, most, seconds = _cost(path)
+        assert status == (2 if said else 0), name
+        size = path.stat().st_size
+        print(f"{name}: {size:,} bytes, {(most - least) / 2**20:.0f} MiB, {seconds:.1f} s")
+        assert most - least < 512 * 2**20 + 4 * size, name
+        assert seconds < 40, name
+
+
+def _cost(path: Path) -> tuple[int, int, float]:
+    """Exit status, bytes held at most by the command or its child, and seconds of both."""
+    command = [sys.executable, "-c", "from ampscope.cli.main import main; main()", "check"]
+    with subprocess.Popen([*command, str(path)]) as child:
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime
+
+
+@pytest.mark.slow
+def test_a_child_has_a_limit_of_memory_and_of_processor_time(tmp_path: Path) -> None:
+    """One empty list a byte; and a key of 60 pairs of pairs, which has 2^60 parts to be hashed."""
+    _pickled(tmp_path / "lists.pt", b"\x80\x02](" + 20_000_000 * b"]" + b"e.")
+    pairs = b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    _pickled(tmp_path / "hash.pt", b"\x80\x02K\x01q\x00" + pairs + b"}h\x3cK\x01s.")
+    torch.save({"a": torch.ones(1)}, tmp_path / "ok.pt")
+    with TorchFiles() as torch_files:
+        for name, said in (("lists", "more memory"), ("hash", "more processor time")):
+            with pytest.raises(BadInput, match=said):
+                check_checkpoint(tmp_path / f"{name}.pt", torch_files=torch_files)
+            assert check_checkpoint(tmp_path / "ok.pt", torch_files=torch_files).tensors
+
+
+def test_options_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    for odd in ({"betas": [[0.9], [0.99]]}, {"params": 5}, {"params": [[1]]}, {"eps": [1e-8]}):
+        group = {"betas": (0.9, 0.99), "eps": 1e-8, "params": [0]} | odd
+        torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [group]}, path)
+        found = check_checkpoint(path)
+        assert len(found.tensors) == 1
+        assert "param_groups.0 has betas, eps or params that no optimizer" in found.left_out[0]
+
+
+def test_what_lies_too_deep_is_named(tmp_path: Path) -> None:
+    _nested(tmp_path / "a.pt", lambda v: [v], 80)
+    assert "more than 64 deep" in check_checkpoint(tmp_path / "a.pt").left_out[0]
+
+
+def test_repeated_elements_are_counted_where_they_are_stored(tmp_path: Path) -> None:
+    row = torch.tensor([1.0, torch.nan, 3.0])
+    torch.save(
+        {"rows": row.expand(5, 3), "sum": torch.arange(8.0).unfold(0, 4, 1)}, tmp_path / "a.pt"
+    )
+    found = {t.name: t for t in check_checkpoint(tmp_path / "a.pt").tensors}
+    assert (found["rows"].shape, found["rows"].nan) == ((3,), 1)
+    assert (found["sum"].shape, found["sum"].zero) == ((8,), 1)
 
 
 def test_one_child_reads_all_torch_files_and_another_takes_over(

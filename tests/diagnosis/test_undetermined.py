@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Callable
@@ -13,12 +14,22 @@ from rich.console import Console
 
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradient, Scan
+from ampscope.observations import (
+    READ_LOSS,
+    BadOp,
+    Call,
+    LineUse,
+    OptimizerStep,
+    ParameterGradient,
+    Scan,
+)
 from ampscope.records import Machine
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
 from ampscope.report.markdown import to_markdown
 from ampscope.report.terminal import print_report
+from ampscope.store.export import to_json as to_export
+from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from tests.helpers import script_stores
 from tests.helpers.script_stores import (
@@ -111,6 +122,35 @@ def test_without_an_op_the_first_bad_step_is_named(
     report = diagnosed(tmp_path / "r.db", *observations)
     assert report.diagnosis.verdict == "inconclusive", report.diagnosis.findings
     assert said in report.undecided
+
+
+def test_a_bad_step_that_was_never_made_is_named(tmp_path: Path) -> None:
+    """The script looks at its loss, finds NaN and leaves the loop: no optimizer step has the
+    number of that loss. Nor has one where the steps of an imported run were cut."""
+    guarded = Call(900, 4, "read", subject=READ_LOSS, value=float("nan"), note="-1")
+    report = diagnosed(tmp_path / "r.db", *BAD[:4], guarded)
+    assert "the loss is not finite there for the first time (step 4)" in report.undecided
+
+
+def test_evidence_that_was_cut_is_reported(tmp_path: Path) -> None:
+    """Every kind of observation left out in turn, and every second one, from runs of all kinds."""
+    makers = (script_stores.overflow, no_fault, long_search, script_stores.undetermined,
+              script_stores.innocent, script_stores.raised)  # fmt: skip
+    for make in makers:
+        store, out = tmp_path / f"{make.__name__}.db", tmp_path / "good.json"
+        make(store)
+        with Reader(store) as reader:
+            to_export(reader, reader.runs(), out)
+        good = json.loads(out.read_text())
+        seen_kinds = {o["record"] for body in good["runs"] for o in body["observation"]}
+        for kind in (*sorted(seen_kinds), ""):
+            for body in (cut := copy.deepcopy(good))["runs"]:
+                kept = [o for o in body["observation"] if o["record"] != kind]
+                body["observation"] = kept if kind else kept[::2]
+            out.write_text(json.dumps(cut))
+            imported = import_file(out, tmp_path / "into.db")
+            with Reader(tmp_path / "into.db") as reader:
+                assert to_markdown(document(reader, [run.run_id for run in imported]))
 
 
 @pytest.mark.parametrize(

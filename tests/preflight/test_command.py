@@ -9,6 +9,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -198,6 +199,39 @@ def test_a_thousand_files_that_import_each_other_in_a_ring(tmp_path: Path) -> No
     assert done.exit_code == 1, done.output
     assert "part500.py" in done.stdout
     assert "1 finding in 1000 files." in done.stdout
+
+
+_HEAD = (
+    "import torch\nfrom torch.amp import GradScaler, autocast\nmodel = torch.nn.Linear(1, 1)\n"
+    "opt = torch.optim.SGD(model.parameters(), 0.1)\nx = x.cuda(True)\n"
+)
+
+
+def _scalers(count: int) -> str:
+    steps = "    s{0}.scale(loss).backward()\n    s{0}.step(opt)\n"
+    return (
+        _HEAD + "".join(f"s{n} = GradScaler()\n" for n in range(count)) + "for x in data:\n"
+        "    loss = model(x)\n" + "".join(steps.format(n) for n in range(count))
+    )
+
+
+def _loops(depth: int) -> str:
+    lines = [f"{' ' * n}for x{n} in data:" for n in range(depth)]
+    step = ("loss = model(x0)", "s.scale(loss).backward()", "s.step(opt)", "s.update()")
+    return _HEAD + "s = GradScaler()\n" + "\n".join([*lines, *(" " * depth + s for s in step)])
+
+
+@pytest.mark.parametrize("text", [_scalers(500), _loops(19)], ids=len)
+def test_a_file_is_looked_at_as_far_as_its_size_allows(tmp_path: Path, text: str) -> None:
+    """Looks grow with the square of the scalers, and double with each loop."""
+    (tmp_path / "a.py").write_text(text)
+    (tmp_path / "b.py").write_text("import torch\n")
+    began = time.process_time()
+    done = run(tmp_path)
+    assert time.process_time() - began < 8  # 1 s on a quiet core
+    assert done.stderr.count("\n") == 1
+    assert "a.py was looked at in part: all of it takes more work than its size" in done.stderr
+    assert "in 2 files" in done.stdout
 
 
 def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:

@@ -389,6 +389,21 @@ def test_a_capsule_is_bounded_by_its_header(tmp_path: Path) -> None:
         capsule_file.load(tmp_path / "pipe.safetensors")
 
 
+def test_a_tensor_is_unpacked_as_often_as_it_was_kept(tmp_path: Path) -> None:
+    """By 400 arguments, each of which would get a gradient of its own."""
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+
+    def change(text: dict[str, Any]) -> None:
+        (kept,) = text["forwards"][0]["args"]["tuple"]
+        again = [[f"a{n}", {"tensor": kept["tensor"], "grad": True}] for n in range(400)]
+        text["forwards"][0]["kwargs"] = {"dict": again}
+
+    path = forged(run.capsules[0], tmp_path / "again.safetensors", change)
+    with pytest.raises(BadInput, match="unpacks to more than its size"):
+        capsule_file.load(path)
+
+
 def test_a_capsule_is_for_its_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:

@@ -317,7 +317,7 @@ def _add_reading(server: AgentServer, store: Path, folders: Folders) -> None:
 def _checked(paths: Sequence[Path], folders: Folders) -> Result:
     """Preflight of files and folders. What a link leads out of the folders is named and not
     read."""
-    settings = settings_for(paths[0])
+    settings = settings_for(paths[0], may_read=folders.holds)
     whole = Result()
     for path in paths:
         files = list(files_below(path, settings.exclude)) if path.is_dir() else [path]
@@ -337,6 +337,7 @@ def _checked(paths: Sequence[Path], folders: Folders) -> Result:
             if not found.sources.keys() & whole.sources.keys():
                 whole.sources |= found.sources
                 whole.findings += found.findings
+                whole.unread += found.unread
     return whole
 
 

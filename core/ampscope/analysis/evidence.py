@@ -4,7 +4,6 @@ rule names a cause (:class:`Lead`), and values that no precision computes (:func
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,8 +172,7 @@ def _bad_step(run: RunView) -> Lead | None:
     step = run.first_bad_step
     if step is None:
         return None
-    one_step = next(a for a in run.steps if a.step == step)
-    if one_step.loss is not None and not math.isfinite(one_step.loss):
+    if step in run.bad_loss_steps:
         return Lead("the loss is not finite there for the first time", step=step)
     bad = [g for g in run.gradients if g.step == step and g.nonfinite]
     if bad:

@@ -40,9 +40,13 @@ from ampscope.number_words import plural
 
 PIECE = 1 << 21  # bytes: with its copy from the page cache it stays in most L2 and L3 caches
 THREADS = 2
+# Times that a file is read: once, again where fp16 would overflow, and with the tensor that it is
+# compared with. Tensors that overlap, or are named again and again, could ask for any number.
+MOST_TIMES = 8
 DEFAULT_EPSILON = 1e-8  # of torch's Adam and AdamW
 # (1 - beta1) / sqrt(1 - beta2) bounds Adam's update in units of lr: 3.2 with 0.9 and 0.999.
 MOST_UPDATE = 10.0
+MOST_PARTS = 32  # of a tensor's name that are compared with another's
 _EMA = re.compile(r"(?:^|[._-])ema(?:[._-]|$)|^averaged?[._-]", re.IGNORECASE)
 
 
@@ -180,6 +184,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
+        self._room = 0  # bytes that may still be read
+        self._overflowing: dict[tuple[object, ...], int] = {}
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(THREADS)
 
@@ -244,6 +250,12 @@ class _Reader:
     def _rows(self, tensor: StoredTensor) -> int:
         """Rows of the first dimension. A second look, only at tensors with such an element."""
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        what = (*_place(tensor), rows)
+        if what not in self._overflowing:
+            self._overflowing[what] = self._count_rows(tensor, rows)
+        return self._overflowing[what]
+
+    def _count_rows(self, tensor: StoredTensor, rows: int) -> int:
         width = tensor.size // rows
         together, item = max(1, PIECE // width), tensor.size // tensor.count
         limits, found = _LIMITS[tensor.dtype], 0
@@ -278,12 +290,18 @@ class _Reader:
     def _open(self, path: Path) -> None:
         if path not in self._files:
             self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._room += MOST_TIMES * os.fstat(self._files[path]).st_size
 
     def _read(self, tensor: StoredTensor, offset: int, size: int) -> NDArray[Any]:
         """Bits as unsigned integers, in this thread's buffer: valid until its next read."""
         buffer = getattr(self._local, "buffer", None)
         if buffer is None:
             buffer = self._local.buffer = np.empty(PIECE + 8, np.uint8)
+        self._room -= size
+        if self._room < 0:
+            raise BadInput(
+                f"{tensor.file} is damaged: its tensors overlap, and claim many times its size."
+            )
         view: memoryview = buffer[:size].data
         done = 0
         while done < size:
@@ -365,18 +383,17 @@ def _words(dtype: str) -> str:
 def _compare_averages(
     result: CheckResult, tensors: Sequence[StoredTensor], reader: _Reader
 ) -> None:
-    weights: dict[tuple[str, str], list[StoredTensor]] = {}
+    averages = [t for t in tensors if t.kind == "ema" and t.dtype in counting.FLOATS and t.count]
+    wanted = {key for t in averages for key in _ends(t, _behind_ema(t.name))}
+    weights: dict[_End, StoredTensor | None] = {}  # None where several end so
     for tensor in tensors:
         if tensor.kind == "model" and tensor.dtype in counting.FLOATS:
-            parts = tensor.name.split(".")
-            for start in range(len(parts)):
-                name = tensor.part, "".join(parts[start:])
-                weights.setdefault(name, []).append(tensor)
+            for key in wanted.intersection(_ends(tensor, tensor.name)):
+                weights[key] = None if key in weights else tensor
     bad = {t.name for t in result.tensors if t.nan or t.inf}
-    for tensor in tensors:
-        if tensor.kind != "ema" or tensor.dtype not in counting.FLOATS or not tensor.count:
-            continue
-        weight = _weight_of(tensor, weights)
+    for tensor in averages:
+        ends = [key for key in _ends(tensor, _behind_ema(tensor.name)) if key in weights]
+        weight = weights[ends[0]] if ends else None
         if weight is None:
             continue
         sums = np.zeros(3)
@@ -392,18 +409,19 @@ def _compare_averages(
             result.findings.append(Finding("ema_poisoned", tensor.label, text, 1))
 
 
-def _weight_of(
-    average: StoredTensor, weights: dict[tuple[str, str], list[StoredTensor]]
-) -> StoredTensor | None:
-    """The weight whose name ends as that of the average does behind "ema", with the same shape."""
-    found = _EMA.search(average.name)
-    rest = average.name[found.end() :].split(".") if found else []
-    for start in range(len(rest)):
-        name = average.part, "".join(rest[start:])
-        some = [w for w in weights.get(name, ()) if w.shape == average.shape]
-        if some:
-            return some[0] if len(some) == 1 else None
-    return None
+_End = tuple[str, str, tuple[int, ...]]
+
+
+def _ends(tensor: StoredTensor, name: str) -> list[_End]:
+    """All ends of ``name``, the longest first and without dots (an average's name often has none),
+    with what else must be the same of an average and its weight."""
+    parts = name.split(".")[-MOST_PARTS:]
+    return [(tensor.part, "".join(parts[n:]), tensor.shape) for n in range(len(parts))]
+
+
+def _behind_ema(name: str) -> str:
+    found = _EMA.search(name)
+    return name[found.end() :] if found else ""
 
 
 # Adam's moments, by the names that torch gives them in an optimizer's state.

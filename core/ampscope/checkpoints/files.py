@@ -11,6 +11,9 @@ alone, which runs no code of the file; it reports where in the file each tensor 
 (ampscope.runner.checkpoint_child). Numbers are read by this process in small pieces, so that
 memory does not grow with the file.
 
+What a file costs follows its size: a header is counted before it is parsed, and the child has
+limits of memory, of processor time and of temporary disk.
+
 Folders and ``*.index.json`` files stand for all their parts.
 """
 
@@ -20,6 +23,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import stat
 import struct
 import subprocess
@@ -34,7 +38,10 @@ from typing import IO, Any
 from ampscope.errors import BadInput
 
 HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
-LONGEST_INDEX = 200_000_000  # bytes
+LONGEST_INDEX = 100_000_000  # bytes
+MOST_TENSORS = 250_000  # of one file, or of one index; the largest known models have 140,000
+_MOST_BRACKETS = 3 * MOST_TENSORS  # of JSON: a tensor has an object and two lists
+_MOST_COMMAS = 8 * MOST_TENSORS
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64, "C128": 128, "F4": 4, "F6_E2M3": 6,
@@ -44,7 +51,6 @@ _MAGIC_OF_ZIP = b"PK\x03\x04"
 _POINTER_OF_LFS = b"version https://git-lfs.github.com/"
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 MOST_NAMED = 3  # files of a folder of which none can be read
-_STORED = 0  # zipfile's word for an entry that is not compressed, as torch writes all
 
 
 class NeedsCode(BadInput):
@@ -148,6 +154,8 @@ def safetensors(path: Path) -> list[StoredTensor]:
         if 8 + length > size:
             raise wrong(f"its header would be {length:,} bytes long, and the file has {size:,}")
         text = file.read(length)
+    if _holds_too_much(text):
+        raise wrong(f"its header holds more than {MOST_TENSORS:,} tensors need")
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -172,6 +180,12 @@ def safetensors(path: Path) -> list[StoredTensor]:
     if end < size:
         raise wrong(f"{size - end:,} bytes behind the last tensor belong to none")
     return found
+
+
+def _holds_too_much(text: bytes) -> bool:
+    """Of JSON that is not yet parsed: two bytes of it can become an object of 64."""
+    brackets = text.count(b"{") + text.count(b"[")
+    return brackets > _MOST_BRACKETS or text.count(b",") > _MOST_COMMAS
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -230,9 +244,14 @@ class _Source:
     def _index(self, path: Path) -> Checkpoint:
         """The shards that a ``*.index.json`` names, beside it."""
         if path.stat().st_size > LONGEST_INDEX:
-            raise BadInput(f"{path} is no index of shards: it is larger than 200 MB.")
+            raise BadInput(f"{path} is no index of shards: it is larger than 100 MB.")
+        text = path.read_bytes()
+        if _holds_too_much(text):
+            raise BadInput(
+                f"{path} is no index of shards: it holds more than {MOST_TENSORS:,} tensors need."
+            )
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
+            table = json.loads(text.decode("utf-8"))
             shards = table["weight_map"]
             named = {str(name): str(shard) for name, shard in shards.items()}
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
@@ -299,9 +318,11 @@ class _Source:
 
 
 def _torch_file(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoint:
-    if problem := _archive_problem(path):
-        raise BadInput(f"{path} is no whole torch file: {problem}. Save or download it again.")
     answer = torch_files.ask(path, scratch)
+    if "damaged" in answer:
+        raise BadInput(
+            f"{path} is no whole torch file: {answer['damaged'][:300]}. Save or download it again."
+        )
     if "needs_code" in answer:
         raise NeedsCode(
             f"{path} holds more than tensors ({answer['needs_code'][:200]}): reading that could "
@@ -322,6 +343,7 @@ def _torch_file(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoin
             Group(tuple(g["states"]), None if g["betas"] is None else tuple(g["betas"]), g["eps"])
             for g in answer["groups"]
         ],
+        [f"{path}: {text[:300]}" for text in answer["left_out"]],
     )  # fmt: skip
 
 
@@ -353,6 +375,10 @@ class TorchFiles:
             said: dict[str, Any] = json.loads(answer)
         except ValueError:
             last = (self._end().strip().splitlines() or ["no reason given"])[-1]
+            if child.returncode == -signal.SIGXCPU:
+                raise BadInput(
+                    f"{path} could not be read: it took more processor time than its size allows."
+                ) from None
             raise BadInput(
                 f"{path} could not be read: the process that loads it ended early ({last[:300]})."
             ) from None
@@ -378,24 +404,6 @@ class TorchFiles:
             said = errors.read()
         self._child = self._errors = None
         return said
-
-
-def _archive_problem(path: Path) -> str:
-    """Why a zip file is none of torch's; "" where it may be one, and for older files."""
-    import zipfile
-
-    with path.open("rb") as file:
-        if file.read(4) != _MAGIC_OF_ZIP:
-            return ""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return "its table of contents is missing or damaged: it was cut short"
-    if not any(entry.filename.endswith("/data.pkl") for entry in entries):
-        return "it has no data.pkl"
-    # torch writes entries as they are; a compressed one could unpack to any size.
-    return "an entry is compressed" if any(e.compress_type != _STORED for e in entries) else ""
 
 
 def pieces(tensor: StoredTensor, length: int) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -169,13 +169,18 @@ def _harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def settings_for(first: Path, config: Path | None = None) -> Settings:
-    """``[tool.ampscope.preflight]`` of the named file, or of the nearest above ``first``."""
+def settings_for(
+    first: Path, config: Path | None = None, may_read: Callable[[Path], bool] = os.path.isfile
+) -> Settings:
+    """``[tool.ampscope.preflight]`` of the named file, or of the nearest above ``first`` that may
+    be read."""
     if config is None:
         start = first.absolute()
         folders = [start, *start.parents] if os.path.isdir(first) else list(start.parents)
         files = (folder / "pyproject.toml" for folder in folders)
-        config = next((file for file in files if os.path.isfile(file)), None)  # never raises
+        config = next(
+            (file for file in files if may_read(file) and os.path.isfile(file)), None
+        )  # never raises
         if config is None:
             return Settings()
     return settings_of(own_table(config, "preflight"), str(config))

@@ -19,7 +19,14 @@ from ampscope.preflight import precision, protocol, spelling
 from ampscope.preflight.codes import CODES, Code, find_code
 from ampscope.preflight.protocol import Fault
 from ampscope.preflight.roles import Roles
-from ampscope.preflight.source import Source, argument, dotted, read_source
+from ampscope.preflight.source import (
+    Source,
+    TooMuchWorkError,
+    argument,
+    bounded_looks,
+    dotted,
+    read_source,
+)
 from ampscope.preflight.spelling import Edit
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
@@ -169,31 +176,34 @@ def settings_of(table: object, where: str) -> Settings:
 
 
 def check_source(source: Source, settings: Settings | None = None) -> list[Finding]:
-    """The findings of one file, in the order of the text, without those suppressed."""
+    """The findings of one file, in the order of the text, without those suppressed. Where all would
+    take more work than the file's size allows: those found until then, and ``source.is_cut``."""
     if not source.uses_torch:
         return []
-    roles = Roles(source)
-    found = [*_from_protocol(source, roles)]
-    found += [
-        _finding(source, CODES[t.kind], t.node, _sentence(t), _repair(source, t))
-        for t in precision.check(source, roles)
-    ]
-    found += [
-        _finding(
-            source,
-            CODES["deprecated_spelling"],
-            old.node,
-            f"{old.old} is deprecated; write {old.new}.",
-            old.edits,
-        )
-        for old in spelling.old_spellings(source)
-    ]
+    found: list[Finding] = []
+    with bounded_looks(source):
+        try:
+            found += _all_findings(source)
+        except TooMuchWorkError:
+            source.is_cut = True
     settings = settings or Settings()
     kept: dict[tuple[str, int], Finding] = {}
     for f in sorted(found, key=lambda f: (f.line, f.column, f.code.code)):
         if settings.wants(f.code) and not source.is_ignored(f.code.code, f.line, f.end_line):
             kept.setdefault((f.code.code, f.line), f)
     return list(kept.values())
+
+
+def _all_findings(source: Source) -> Iterator[Finding]:
+    for old in spelling.old_spellings(source):
+        message = f"{old.old} is deprecated; write {old.new}."
+        yield _finding(source, CODES["deprecated_spelling"], old.node, message, old.edits)
+    roles = Roles(source)
+    yield from _from_protocol(source, roles)
+    for trait in precision.check(source, roles):
+        yield _finding(
+            source, CODES[trait.kind], trait.node, _sentence(trait), _repair(source, trait)
+        )
 
 
 _STATE_LOST = {  # instead of the sentence of scaler_state_lost
@@ -228,15 +238,10 @@ def _from_protocol(source: Source, roles: Roles) -> Iterator[Finding]:
 def _finding(
     source: Source, code: Code, node: ast.AST, message: str, edits: Sequence[Edit] = ()
 ) -> Finding:
-    lines = source.text.split("\n")
-
-    def column(line: int, byte: int) -> int:
-        return len(lines[line - 1].encode()[:byte].decode(errors="ignore")) + 1
-
     line, end = node.lineno, node.end_lineno  # type: ignore[attr-defined]
     return Finding(
-        code, source.path, line, column(line, node.col_offset),  # type: ignore[attr-defined]
-        end, column(end, node.end_col_offset), message, tuple(edits),  # type: ignore[attr-defined]
+        code, source.path, line, source.column(line, node.col_offset),  # type: ignore[attr-defined]
+        end, source.column(end, node.end_col_offset), message, tuple(edits),  # type: ignore[attr-defined]
     )  # fmt: skip
 
 
@@ -423,3 +428,7 @@ def _check_file(path: Path, settings: Settings, result: Result) -> None:
             "Please report it; a folder's other files are checked without this one."
         ) from error
     result.sources[source.path] = source
+    if source.is_cut:
+        result.unread.append(
+            f"{source.path} was looked at in part: all of it takes more work than its size allows."
+        )

@@ -28,7 +28,7 @@ from ampscope.preflight.path_state import (
     Value,
 )
 from ampscope.preflight.roles import Function, Roles, is_off
-from ampscope.preflight.source import Source, children, dotted, keyword
+from ampscope.preflight.source import Source, children, dotted, keyword, look
 
 MOST_STATES = 400  # of a function; one with more paths than that is left alone
 FEW_STATES = 4  # not worth a look at what is dead
@@ -1071,6 +1071,7 @@ def walk_here(node: ast.AST) -> Iterator[ast.AST]:
         ):
             continue
         first = False
+        look()
         yield at
         waiting += children(at)
 

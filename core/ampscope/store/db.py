@@ -7,6 +7,7 @@ in one StoreError sentence that names the file and says what to do.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sqlite3
@@ -16,6 +17,7 @@ import uuid
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ampscope.errors import StoreBusy, StoreError
 from ampscope.store import codec, pyramid
@@ -23,6 +25,9 @@ from ampscope.store import codec, pyramid
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 _HEADER_BYTES = 100  # sqlite.org/fileformat.html
 READING_TIMEOUT_MS = 3_000  # a person waits for what is read
+LONGEST_QUERY_S = 20.0  # and a second more for each megabyte of the store
+LONGEST_VALUE = 128 * 2**20  # bytes of a text, a blob or a row; in a larger store its size
+_BETWEEN = 10_000  # steps of SQLite between two looks at the clock
 
 
 def default_path() -> Path:
@@ -48,6 +53,7 @@ def open_for_writing(
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         connection.text_factory = codec.decoded
         with _closed_on_error(connection):
+            _restrain(connection, path)
             connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
             if check(connection, path, may_be_empty=True) == 0:
                 _set_journal(connection, journal, wait_ms)
@@ -57,6 +63,32 @@ def open_for_writing(
             connection.execute("PRAGMA foreign_keys = ON")
             prepare(connection)
     return connection
+
+
+def _restrain(connection: sqlite3.Connection, path: Path) -> None:
+    """The file may come from elsewhere: its schema calls nothing that acts, and no value is longer
+    than the file, whatever its pages say."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    longest = max(LONGEST_VALUE, path.stat().st_size)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))
+
+
+class _Reading(sqlite3.Connection):
+    """A connection whose every query ends in the time that the store's size allows: pages of a
+    file can lead around in a circle."""
+
+    deadline = float("inf")
+    longest_s = float("inf")
+
+    def limit(self, path: Path) -> None:
+        """From here on."""
+        self.longest_s = LONGEST_QUERY_S + path.stat().st_size / 1e6
+        self.set_progress_handler(lambda: time.monotonic() > self.deadline, _BETWEEN)
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """As of any connection."""
+        self.deadline = time.monotonic() + self.longest_s
+        return super().execute(*args)
 
 
 def _check_files(path: Path) -> None:
@@ -160,8 +192,11 @@ def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
             uri=True,
             isolation_level=None,
             check_same_thread=False,
+            factory=_Reading,
         )
         with _closed_on_error(connection):
+            connection.limit(path)
+            _restrain(connection, path)
             connection.text_factory = codec.decoded
             connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
             version = check(connection, path, may_be_empty=False)
@@ -226,6 +261,11 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
         return f"The disk that holds {path} is full. Free some space; what was kept is readable."
     if "unable to open" in text:
         return f"Cannot open {path}: no permission. Choose another file with --store."
+    if "interrupted" in text:
+        return (
+            f"{path} is damaged: an answer took longer than its size allows. Restore it, or choose "
+            "another file with --store."
+        )
     if "malformed" in text:
         return f"{path} is damaged ({text}). Restore it, or choose another file with --store."
     if is_locked(error):
@@ -290,8 +330,14 @@ def check(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> 
     """The file's version, one that can be read or converted. Raises StoreError for others."""
     connection.execute("BEGIN")  # one view for both: another process may be creating the schema
     version, tables = version_of(connection), _tables(connection)
+    strange = _first_strange(connection)
     connection.execute("COMMIT")
     if OLDEST_VERSION <= version <= SCHEMA_VERSION and tables >= _OUR_TABLES:
+        if strange:
+            raise StoreError(
+                f"{path} is not used: {strange[:80]!r} in it is no table or index of ampscope's. "
+                "Choose another file with --store."
+            )
         return version
     if version == 0 and not tables:
         if may_be_empty:
@@ -326,6 +372,60 @@ def _steps_by_run(connection: sqlite3.Connection) -> list[tuple[str, list[int]]]
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
     return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+
+
+# What a file holds is read only where its schema is ours: a view, a trigger, a generated column or
+# an index of an expression computes whatever its author wrote. Conversions add columns at the end,
+# and an older file lacks some, so that a table is compared as the set of its columns and keys.
+
+
+_OF_ANALYZE = (
+    "CREATE TABLE sqlite_stat1(tbl,idx,stat);CREATE TABLE sqlite_stat4(tbl,idx,neq,nlt,ndlt,sample)"
+)
+_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|\w+|[^\w\s]")
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_STEPS = {"(": 1, ")": -1}
+_Definition = tuple[str, frozenset[str], str]  # CREATE … NAME; columns and keys; what follows them
+
+
+def _first_strange(connection: sqlite3.Connection) -> str:
+    """Name of the first part of the schema that is not ours; "" where there is none."""
+    known = _definitions(f"{schema_text()};{_OF_ANALYZE}")
+    for kind, name, table, sql in connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master"
+    ):
+        if sql is None:  # of a primary key
+            if kind == "index" and f"create table {table}" in known:
+                continue
+            return str(name)
+        head, parts, end = _definition(sql)
+        ours = known.get(head)
+        if ours is None or not parts <= ours[1] or end != ours[2] or kind not in ("table", "index"):
+            return str(name)
+        if head != f"create {kind} {name}" and not head.startswith(f"create index {name} on "):
+            return str(name)
+    return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _definitions(text: str) -> dict[str, _Definition]:
+    statements = map(_definition, _COMMENT.sub("", text).split(";"))
+    return {found[0]: found for found in statements}
+
+
+@functools.lru_cache(maxsize=256)
+def _definition(sql: str) -> _Definition:
+    words = _WORD.findall(_COMMENT.sub("", sql).lower())
+    begin = words.index("(") if "(" in words else len(words)
+    parts: list[list[str]] = [[]]
+    depth, end = 1, begin + 1
+    while end < len(words) and (depth := depth + _STEPS.get(words[end], 0)):
+        if words[end] == "," and depth == 1:
+            parts.append([])
+        else:
+            parts[-1].append(words[end])
+        end += 1
+    return " ".join(words[:begin]), frozenset(map(" ".join, parts)), " ".join(words[end + 1 :])
 
 
 # A new store appears under its name with its schema in it, or not at all.

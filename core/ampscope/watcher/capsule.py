@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -271,9 +271,33 @@ def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
         for name, tensor in tensors.items()
         if name.startswith("weight/")
     }
-    forwards = tuple(_forward(part, i, tensors) for i, part in enumerate(text["forwards"]))
+    uses = _Uses(tensors)
+    forwards = tuple(_forward(part, i, uses) for i, part in enumerate(text["forwards"]))
     checks = {str(k): float(v) for k, v in text["checks"].items()}
     return Capsule(about, forwards, weights, checks, tuple(past), tuple(text["parameters"]))
+
+
+class _Uses(Mapping[str, Tensor]):
+    """The tensors of a file, each use counted: in all no more bytes than the file has are unpacked.
+    :func:`packed` gives every use a name of its own; a text that names one tensor many times would
+    get as many gradients of it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._room = sum(t.nbytes for t in tensors.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        self._room -= tensor.nbytes
+        if self._room < 0:
+            raise Refusal("value", "it unpacks to more than its size")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 _TREES = ("args", "kwargs", "buffers", "gradients")  # of a forward: what holds tensors
@@ -297,7 +321,7 @@ def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, obj
     }
 
 
-def _forward(part: dict[str, Any], number: int, tensors: Tensors) -> Forward:
+def _forward(part: dict[str, Any], number: int, tensors: Mapping[str, Tensor]) -> Forward:
     name = f"forward{number}"
     device, dtype = part["autocast"]
     args, kwargs = unpacked(part["args"], tensors), unpacked(part["kwargs"], tensors)
