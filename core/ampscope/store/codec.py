@@ -12,12 +12,14 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
+from ampscope.masks import hide_environment, masked
 from ampscope.observations import Observation
-from ampscope.privacy import leaves_out, masked, recorded_text, recorded_traceback
+from ampscope.privacy import leaves_out, recorded_source, recorded_text, recorded_traceback
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
@@ -135,6 +137,7 @@ _OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of
 
 def encode_observation(observation: Observation) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
+    hide_environment()
     parts = stored_parts(observation)
     if leaves_out("source"):
         parts |= {name: empty for name, empty in _OF_SOURCE.items() if name in parts}
@@ -194,12 +197,15 @@ class Damaged(ValueError):  # noqa: N818  # says what it found
     """A stored value that nothing of ampscope writes."""
 
 
-def storable(text: str, longest: int = LONGEST) -> str:
-    """``text`` as UTF-8 can hold it, both ends of it where it is too long.
+def storable(
+    text: str, longest: int = LONGEST, recorded: Callable[[str], str] = recorded_text
+) -> str:
+    """``text`` as UTF-8 can hold it, both ends of it where it is too long; without secrets, which
+    ``recorded`` takes out as this sort of text needs it.
 
     Half characters, which a name may have in Python and not in UTF-8, are spelled: ``\\udcff``.
     """
-    text = recorded_text(text)
+    text = recorded(text)
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= longest:
@@ -215,12 +221,25 @@ def storable_parts(value: Any) -> Any:
         return storable(value)
     if isinstance(value, dict):
         return {
-            (storable(key) if isinstance(key, str) else key): storable_parts(part)
+            (storable(key) if isinstance(key, str) else key): (
+                _storable_source(part) if key in _OF_SOURCE else storable_parts(part)
+            )
             for key, part in value.items()
         }
     if isinstance(value, list | tuple):
         return [storable_parts(part) for part in value]
     return value
+
+
+def _storable_source(value: Any) -> Any:
+    """Of a field of :data:`_OF_SOURCE`: one line, or the lines of a file, which are masked
+    together."""
+    if isinstance(value, str):
+        return storable(value, recorded=recorded_source)
+    if not isinstance(value, list | tuple) or not all(isinstance(line, str) for line in value):
+        return storable_parts(value)
+    lines = recorded_source("\n".join(line.replace("\n", " ") for line in value)).split("\n")
+    return [storable(line, recorded=str) for line in lines] if value else []
 
 
 def parsed(text_: object) -> Any:
@@ -244,9 +263,8 @@ def to_column(name: str, value: object) -> object:
         return "nan" if value != value else value  # NaN alone differs from itself
     if not isinstance(value, str) or name in _JSON:
         return value
-    if name == "traceback":
-        value = recorded_traceback(value)
-    return storable(value, _LONG.get(name, LONGEST))
+    recorded = recorded_traceback if name == "traceback" else recorded_text
+    return storable(value, _LONG.get(name, LONGEST), recorded)
 
 
 def decoded(raw: bytes) -> str:

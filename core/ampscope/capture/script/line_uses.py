@@ -17,9 +17,9 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.tensors import holds_numbers, in_backward, plain
+from ampscope.masks import masked_lines
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import LineUse, SourceText
-from ampscope.privacy import masked_source
 from ampscope.source_lines import line_name
 
 STEPS = 2  # first optimizer steps that are counted
@@ -100,6 +100,6 @@ def _floating(found: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _text(file: str) -> SourceText:
-    lines = linecache.getlines(file)[:MOST_LINES]
+    lines = [line.rstrip() for line in linecache.getlines(file)]
     name = line_name((file, 1)).rpartition(":")[0]
-    return SourceText(name, tuple(masked_source(line.rstrip()) for line in lines))
+    return SourceText(name, masked_lines(lines)[:MOST_LINES])
