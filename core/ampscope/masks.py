@@ -14,6 +14,7 @@ once, so what was stored can be stored again.
 from __future__ import annotations
 
 import ast
+import bisect
 import io
 import os
 import re
@@ -21,7 +22,7 @@ import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 MASK = "***"
 
@@ -464,8 +465,7 @@ Position = tuple[int, int]  # line from 1, character from 0
 def masked_source(text: str) -> str:
     """A program, or lines of one, with as many lines: quoted texts are masked whose target,
     parameter, keyword, annotation or neighbour names a secret. ``key = self.key(x)`` stays."""
-    found = _program(text.replace("\r", " "))
-    found = _forms(without_secrets(found), [])
+    found = masked_forms(_program(text.replace("\r", " ")))
     return found if found.count("\n") == text.count("\n") else "\n" * text.count("\n")
 
 
@@ -475,7 +475,12 @@ def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(masked_source("\n".join(flat)).split("\n")) if lines else ()
 
 
-LONGEST_PROGRAM, LONGEST_LINE = 500_000, 400  # characters that are parsed
+def masked_forms(text: str) -> str:
+    """``text`` without what is hidden, or known by its form alone: of a program that was masked."""
+    return _forms(without_secrets(text), [])
+
+
+LONGEST_PROGRAM, LONGEST_LINE = 500_000, 250  # characters that are parsed
 
 
 def _program(text: str) -> str:
@@ -556,6 +561,8 @@ def _masked_program(
         else:
             taken.append(whole[slice(*span)])
             changes.append((*span, MASK))
+    spans.sort()
+    ends = list(accumulate((b for _, b in spans), max))
     for begin, end, quoted in _texts(tokens, offset):
         raw = whole[begin:end]
         opened = _QUOTED.match(raw) if quoted else None
@@ -563,7 +570,8 @@ def _masked_program(
             changes.append((begin, end, masked_text(raw)))
             continue
         inner = raw[opened.end() : len(raw) - len(opened[1])]
-        if any(a <= begin and end <= b for a, b in spans) and not _VOCABULARY.fullmatch(inner):
+        before_it = bisect.bisect_right(spans, (begin, len(whole)))
+        if before_it and end <= ends[before_it - 1] and not _VOCABULARY.fullmatch(inner):
             new = inner if inner.startswith(MASK) else MASK + "\n" * inner.count("\n")
             taken += [] if inner == new else [inner]
         else:

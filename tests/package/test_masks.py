@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -505,6 +506,24 @@ def test_a_variable_that_is_set_later_is_hidden_from_then_on(
 def test_a_part_of_a_secret_is_hidden_too(argument: str) -> None:
     masks.hide_secrets_of((argument, "--lr", "1"))
     assert masks.masked_text(f"refused: {X} is old") == "refused: *** is old"
+
+
+def test_the_texts_of_a_watched_step_are_masked_once(tmp_path: Path) -> None:
+    import torch
+
+    import ampscope
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    watch = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=1)
+    misses = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        misses.append(masks.masked_text.cache_info().misses)
+    watch.close()
+    assert misses[-1] - misses[9] < 20  # of 90 steps: what the first flushes bring
 
 
 def test_a_secret_that_was_cut_is_hidden_too() -> None:

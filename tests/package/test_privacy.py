@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from ampscope.launcher.script_runs import repeatable
 from ampscope.observations import Outcome, SourceText
 from ampscope.records import Event, RunSpec, State
 from ampscope.report.build import document
+from ampscope.report.html import to_html
+from ampscope.report.markdown import to_markdown
 from ampscope.runner.child_frame import lock_path
 from ampscope.store import sharing
 from ampscope.store.export import to_json
@@ -183,8 +187,6 @@ def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_report_drops_the_home_folder_and_the_host(tmp_path: Path) -> None:
-    from ampscope.report.markdown import to_markdown
-
     store = tmp_path / "runs.db"
     path = f"{Path.home()}/project/train.py"
     writer = RunWriter.create(store, replace(stores.SPEC, label=f"of {path} on night-host"))
@@ -255,3 +257,73 @@ def test_a_secret_is_found_behind_any_name() -> None:
     )
     assert masks.masked_text("a 9p+x://me:pw@host/x") == "a 9p+x://***@host/x"
     assert masks.masked_text("https://host/x?token=abcd&k=1") == "https://host/x?token=***&k=1"
+
+
+# --- eight secrets, from end to end
+
+PLANTED = tuple(f"Hq{n}TAIL{n}zR" for n in range(8))
+LEAKY = f"""
+import os, sys
+import torch
+WATCHED
+os.environ["LATE_TOKEN"] = "{PLANTED[0]}"  # as python-dotenv does
+def sign_in(user, password: str = "{PLANTED[1]}", token=os.environ.get("X") or "{PLANTED[2]}"):
+    raise RuntimeError(" ".join([
+        "user password=hunter2,{PLANTED[3]}", "Bearer {PLANTED[4]}", "https://me:p@{PLANTED[5]}@host",
+        os.environ["LATE_TOKEN"], os.environ["HUB_SECRET"], *sys.argv[1:],
+    ]))
+w = torch.nn.Linear(2, 1)
+o = torch.optim.SGD(w.parameters(), 0.1)
+for _ in range(3):
+    o.zero_grad(); w(torch.ones(4, 2)).mean().backward(); o.step()
+print("the tokens are", sys.argv[1:])
+sign_in("me", password="{PLANTED[1]}", token="{PLANTED[2]}")
+"""
+GIVEN = (f"--password=abc,{PLANTED[7]}", "--token", f"--{PLANTED[7]}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["run", "watch", "diagnose"])
+def test_of_eight_secrets_none_reaches_the_store_or_what_is_made_of_it(
+    way: str, tmp_path: Path
+) -> None:
+    store, script = tmp_path / "runs.db", tmp_path / "leaky.py"
+    script.write_text(LEAKY.replace("WATCHED", ""))
+    secret = {"HUB_SECRET": PLANTED[6]}
+    if way == "watch":
+        script.write_text(
+            LEAKY.replace("WATCHED", "import ampscope").replace(
+                "for _ in",
+                f"watch = ampscope.watch(w, o, store={str(store)!r}, name='--token {PLANTED[7]}')"
+                "\nfor _ in",
+            )
+        )
+        command = [sys.executable, str(script), *GIVEN]
+        subprocess.run(command, env={**os.environ, **secret}, capture_output=True, timeout=120)
+    else:
+        run_command(way, "--quiet", "--store", store, script, *GIVEN, **secret)
+    with Reader(store) as reader:
+        runs = reader.runs()
+        assert runs
+        to_json(reader, runs, tmp_path / "run.json")
+        made = document(reader, [run.id for run in runs])
+        message = " ".join(run.message for run in runs)
+        texts = [
+            seen.lines
+            for run in runs
+            for seen in reader.observations(run.id)
+            if isinstance(seen, SourceText)
+        ]
+    assert "RuntimeError" in message
+    lines = script.read_text().split("\n")
+    for text in texts if way == "diagnose" else ():  # line for line, but for the secrets
+        assert [n for n, line in enumerate(text) if line != lines[n]] == [4, 5, 7, 15]
+    assert texts or way != "diagnose"
+    (tmp_path / "report.html").write_text(to_html(made))
+    (tmp_path / "report.md").write_text(to_markdown(made))
+    for name in ("run.json", "report.html", "report.md"):
+        assert (tmp_path / name).stat().st_size > 500
+    script.unlink()
+    found = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert [secret for secret in PLANTED if secret.encode() in found] == []
+    assert b"TAIL" not in found

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
-from ampscope.masks import hide_environment, masked
+from ampscope.masks import masked, masked_forms
 from ampscope.observations import Observation
 from ampscope.privacy import leaves_out, recorded_source, recorded_text, recorded_traceback
 from ampscope.record_json import Check, Decoder, Refusal
@@ -135,12 +135,17 @@ def decode_result(kind: str, text: str) -> Result:
 _OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of the script
 
 
-def encode_observation(observation: Observation) -> tuple[str, str]:
-    """(kind, JSON of the fields)."""
-    hide_environment()
+def encode_observation(observation: Observation, *, imported: bool = False) -> tuple[str, str]:
+    """(kind, JSON of the fields). An imported one has a program that was masked where it ran: to
+    parse what comes from elsewhere takes as long as its writer likes."""
     parts = stored_parts(observation)
     if leaves_out("source"):
         parts |= {name: empty for name, empty in _OF_SOURCE.items() if name in parts}
+    elif not imported and "code" in parts:
+        parts["code"] = recorded_source(parts["code"])
+    elif not imported and parts.get("lines"):
+        lines = (line.replace("\n", " ") for line in parts["lines"])
+        parts["lines"] = recorded_source("\n".join(lines)).split("\n")
     return stored_name(type(observation)), _dumped(parts)
 
 
@@ -232,14 +237,11 @@ def storable_parts(value: Any) -> Any:
 
 
 def _storable_source(value: Any) -> Any:
-    """Of a field of :data:`_OF_SOURCE`: one line, or the lines of a file, which are masked
-    together."""
+    """Of a field of :data:`_OF_SOURCE`, masked already: a program is no text for a person."""
     if isinstance(value, str):
-        return storable(value, recorded=recorded_source)
-    if not isinstance(value, list | tuple) or not all(isinstance(line, str) for line in value):
-        return storable_parts(value)
-    lines = recorded_source("\n".join(line.replace("\n", " ") for line in value)).split("\n")
-    return [storable(line, recorded=str) for line in lines] if value else []
+        return storable(value, recorded=masked_forms)
+    is_lines = isinstance(value, list | tuple) and all(isinstance(line, str) for line in value)
+    return [_storable_source(line) for line in value] if is_lines else storable_parts(value)
 
 
 def parsed(text_: object) -> Any:

@@ -143,6 +143,7 @@ class RunWriter(RunRow):
 
     def add_observations(self, observations: Iterable[Observation]) -> None:
         """Observations of a script, numbered in the given order."""
+        hide_environment()
         for seq, observation in enumerate(observations):
             kind, data = encode_observation(observation)
             key = {"run": self.run_id, "seq": seq}

@@ -17,7 +17,6 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.tensors import holds_numbers, in_backward, plain
-from ampscope.masks import masked_lines
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import LineUse, SourceText
 from ampscope.source_lines import line_name
@@ -100,6 +99,6 @@ def _floating(found: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _text(file: str) -> SourceText:
-    lines = [line.rstrip() for line in linecache.getlines(file)]
+    lines = linecache.getlines(file)[:MOST_LINES]
     name = line_name((file, 1)).rpartition(":")[0]
-    return SourceText(name, masked_lines(lines)[:MOST_LINES])
+    return SourceText(name, tuple(line.rstrip() for line in lines))
