@@ -1,10 +1,8 @@
 """What is not recorded, and what is not handed on: secrets, and whatever a user leaves out.
 
 A run records the arguments of its script, its paths, the machine's name and lines of its source
-(docs/privacy.md). Values that are secrets by their name are masked before they are stored::
-
-    masked(("--token", "hf_abc", "API_KEY=123", "https://me:pw@host/x"))
-    ("--token", "***", "API_KEY=***", "https://***@host/x")
+(docs/privacy.md). Every text on its way into a store passes :func:`recorded_text`, or one of those
+beside it; which of it is a secret, :mod:`ampscope.masks` knows.
 
 ``AMPSCOPE_LEAVE_OUT=arguments,host,paths,source`` (``--leave-out``) leaves more out. A child that
 needs what the store does not hold gets it through a file for its user alone (:func:`leave`).
@@ -27,125 +25,29 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from ampscope.errors import BadInput
+from ampscope.masks import (
+    MASK,
+    hide_environment,
+    hide_secrets_of,
+    masked,
+    masked_source,
+    masked_text,
+)
 from ampscope.records import Machine, RunSpec
 
 T = TypeVar("T")
-MASK = "***"
 ARGUMENTS_LEFT_OUT = "(left out)"  # stands for all arguments of a script
 VARIABLE = "AMPSCOPE_LEAVE_OUT"
 PARTS = ("arguments", "host", "paths", "source")
-LONGEST_STORED = 5_000  # characters of an argument that a store surely keeps whole
-SHORTEST_SECRET = 4  # characters: a shorter one would be found in half of all words
+SHORTEST_HOST = 4  # characters: a shorter name would be found in half of all words
 
-_WORDS = {
-    "token", "key", "secret", "secrets", "password", "passwd", "passphrase", "pwd",
-    "credential", "credentials", "auth", "authorization", "bearer", "apikey", "pw", "cookie",
-}  # fmt: skip
-_ENDS = ("token", "secret", "password", "passwd", "apikey", "passphrase", "credential")
-# The last word of names such as --key-dim, --token-file, --auth-type: what it says is no secret.
-_HARMLESS = {
-    "bias", "count", "dim", "dims", "dropout", "dtype", "file", "format", "heads", "len", "length",
-    "limit", "mask", "mode", "norm", "path", "proj", "rate", "size", "type", "url", "width",
-}  # fmt: skip
-_NAME = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
-_PARTS_OF_NAME = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
-# Names are looked for where words begin: a text's time is in line with its length.
-_USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]+://)[^/\s@]+@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[^\s\"',;]+")
-_PAIR = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\s*[:=]\s*(?!//)""")
-_LITERAL = re.compile(r"""(([\w.-]+)["']?\]?\s*[:=,]\s*[rbfu]{0,2})(["'])(?:(?!\3).)+\3""")
-_VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s,;&"'}]+""")
-# Keys that say by their form what they are: of Hugging Face, GitHub, OpenAI and others, AWS, Slack;
-# JSON web tokens.
-_KEYS = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
-    r"|sk-[\w-]{20,}|AKIA[A-Z0-9]{16}|xox[abeoprs]-[\w-]{10,}|eyJ[\w-]{10,}\.eyJ[\w-]+\.[\w-]+)"
-)
 _FOLDERS = re.compile(r"(?<![\w.:/~-])(?:~|/)(?:[^/\s:\"'<>|]+/)+|(?<![\w.:/~-])/(?=[\w.])")
 _SOURCE_LINE = re.compile(r"(?m)^( *)File (\".*\", line \d+.*)\n(?:\1  .*\n?)+")
-
-_hidden: list[str] = []  # secrets of this process's script, longest first
-
-
-# --- secrets in arguments
-
-
-def is_secret(name: str) -> bool:
-    """Whether what stands after ``name`` (``--hf-token``, ``API_KEY``) is a secret."""
-    words = [word.lower() for word in _PARTS_OF_NAME.findall(name)]
-    if not words or words[-1] in _HARMLESS:
-        return False
-    return bool(_WORDS & set(words)) or "".join(words).endswith(_ENDS)
-
-
-def masked(args: Sequence[str]) -> tuple[str, ...]:
-    """``args`` with every value masked that a name calls a secret."""
-    found: list[str] = []
-    value_is_next = False
-    for arg in args:
-        if value_is_next and not (arg.startswith("--") and len(arg) > 2):
-            found.append(MASK)
-            value_is_next = False
-            continue
-        found.append(masked_text(arg))
-        value_is_next = arg.startswith("-") and bool(_NAME.fullmatch(arg)) and is_secret(arg)
-    return tuple(found)
-
-
-def masked_text(text: str) -> str:
-    """One text: ``NAME=value`` and ``"name": "value"`` pairs, also in the value of another name;
-    credentials in addresses, Bearer, keys that are known by their form."""
-    text = _USERINFO.sub(rf"\1{MASK}@", text)
-    text = _BEARER.sub(rf"\1\2{MASK}", text)
-    text = _KEYS.sub(MASK, text)
-    parts: list[str] = []
-    at = 0  # what stands before it is in `parts`
-    look = 0
-    while (found := _PAIR.search(text, look)) is not None:
-        look = found.end()
-        value = _VALUE.match(text, look) if is_secret(found["name"]) else None
-        if value is not None:
-            quote = value[0][0] if value[0][0] in "\"'" else ""
-            parts += [text[at:look], quote, MASK, quote]
-            at = look = value.end()
-    return "".join([*parts, text[at:]])
-
-
-def masked_source(line: str) -> str:
-    """One line of a program: credentials in addresses, Bearer, keys that are known by their form,
-    and texts that stand behind the name of a secret. Names alone stay: ``key = self.key(x)``."""
-    line = _KEYS.sub(MASK, _BEARER.sub(rf"\1\2{MASK}", _USERINFO.sub(rf"\1{MASK}@", line)))
-
-    def one(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[3]}{MASK}{found[3]}" if is_secret(found[2]) else found[0]
-
-    return _LITERAL.sub(one, line)
 
 
 def is_masked(args: Sequence[str]) -> bool:
     """Whether stored arguments lack something, so that the script cannot be run with them."""
     return any(MASK in arg for arg in args) or tuple(args) == (ARGUMENTS_LEFT_OUT,)
-
-
-def hide_secrets_of(args: Sequence[str]) -> None:
-    """From now on this process's texts are stored without the secrets in ``args``: an error may
-    quote them."""
-    for arg, kept in zip(args, masked(args), strict=True):
-        # As many groups as there are masks; one that was matched by the rest stays in it.
-        around = [re.escape(part) for part in kept[:LONGEST_STORED].split(MASK)]
-        found = re.match("(.+?)".join(around) + ("" if around[-1] else "$"), arg, re.DOTALL)
-        for secret in found.groups() if found is not None and arg != kept else ():
-            is_word = secret.lower() in ("bearer", "basic")
-            if len(secret) >= SHORTEST_SECRET and not is_word and secret not in _hidden:
-                _hidden.append(secret)
-    _hidden.sort(key=len, reverse=True)
-
-
-def without_secrets(text: str) -> str:
-    """``text`` without the secrets that :func:`hide_secrets_of` was given."""
-    for secret in _hidden:
-        text = text.replace(secret, MASK)
-    return text
 
 
 # --- what a user leaves out
@@ -166,11 +68,12 @@ def _left_out(text: str) -> frozenset[str]:
 
 def recorded(spec: RunSpec) -> RunSpec:
     """``spec`` as it is stored: masked, and without what is left out."""
+    hide_environment()
     args = masked(spec.args)
     if args and leaves_out("arguments") and spec.kind == "script":
         args = (ARGUMENTS_LEFT_OUT,)
     workload = PurePath(spec.workload).name if leaves_out("paths") else spec.workload
-    return replace(spec, args=args, workload=workload)
+    return replace(spec, args=args, workload=masked_text(workload))
 
 
 def recorded_machine(machine: Machine) -> Machine:
@@ -179,14 +82,27 @@ def recorded_machine(machine: Machine) -> Machine:
 
 
 def recorded_text(text: str) -> str:
-    """A text on its way into a store."""
-    text = without_secrets(text) if _hidden else text
+    """A text for a person on its way into a store."""
+    text = masked_text(text)
+    return without_folders(text) if "/" in text and leaves_out("paths") else text
+
+
+def recorded_source(text: str) -> str:
+    """Lines of a program on their way into a store, as many as they were."""
+    text = masked_source(text)
     return without_folders(text) if "/" in text and leaves_out("paths") else text
 
 
 def recorded_traceback(text: str) -> str:
-    """A traceback: its lines of source are left out with the source."""
-    return _SOURCE_LINE.sub(r"\1File \2\n", text) if leaves_out("source") else text
+    """A traceback: its lines of source are a program's, and are left out with the source."""
+    if leaves_out("source"):
+        return recorded_text(_SOURCE_LINE.sub(r"\1File \2\n", text))
+    parts, at = [], 0
+    for found in _SOURCE_LINE.finditer(text):
+        code = found.end(2) + 1
+        parts += [recorded_text(text[at:code]), recorded_source(text[code : found.end()])]
+        at = found.end()
+    return "".join([*parts, recorded_text(text[at:])])
 
 
 def without_folders(text: str) -> str:
@@ -202,7 +118,7 @@ def for_others(value: T, *, hosts: Iterable[str] = (), folders: bool = True) -> 
     gone; without ``folders`` all folders are."""
     home = str(Path.home())
     names = {socket.gethostname(), *hosts}
-    own = [re.escape(name) for name in names if len(name) >= SHORTEST_SECRET]
+    own = [re.escape(name) for name in names if len(name) >= SHORTEST_HOST]
     host = re.compile(rf"(?<![\w-])(?:{'|'.join(own)})(?![\w-])") if own else None
 
     def text(found: str) -> str:

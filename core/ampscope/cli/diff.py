@@ -44,7 +44,7 @@ from ampscope.launcher.diff_runs import (
     run_diff,
     worktree,
 )
-from ampscope.privacy import masked, masked_text
+from ampscope.masks import masked, masked_argument
 from ampscope.records import AUTO, RunSpec
 from ampscope.report import run_diff_words as words
 from ampscope.report.document import visible
@@ -230,7 +230,7 @@ class _Changes:
             raise BadInput(
                 f"{first} is a recorded run. An option that says what B is needs a script."
             )
-        changed = [masked_text(f"{name}={value}") for name, value in self._variables.items()]
+        changed = [masked_argument(f"{name}={value}") for name, value in self._variables.items()]
         if self._args is not None:
             b = replace(b, spec=replace(b.spec, args=self._args))
             changed.append(shlex.join(masked(self._args)))

@@ -40,8 +40,9 @@ from ampscope.launcher.children import (
     started,
     tail,
 )
+from ampscope.masks import hide_secrets_of
 from ampscope.observations import Observation
-from ampscope.privacy import forget, hide_secrets_of, is_masked, leave
+from ampscope.privacy import forget, is_masked, leave
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s

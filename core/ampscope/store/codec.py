@@ -12,12 +12,14 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
+from ampscope.masks import masked, masked_forms
 from ampscope.observations import Observation
-from ampscope.privacy import leaves_out, masked, recorded_text, recorded_traceback
+from ampscope.privacy import leaves_out, recorded_source, recorded_text, recorded_traceback
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
@@ -133,11 +135,17 @@ def decode_result(kind: str, text: str) -> Result:
 _OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of the script
 
 
-def encode_observation(observation: Observation) -> tuple[str, str]:
-    """(kind, JSON of the fields)."""
+def encode_observation(observation: Observation, *, imported: bool = False) -> tuple[str, str]:
+    """(kind, JSON of the fields). An imported one has a program that was masked where it ran: to
+    parse what comes from elsewhere takes as long as its writer likes."""
     parts = stored_parts(observation)
     if leaves_out("source"):
         parts |= {name: empty for name, empty in _OF_SOURCE.items() if name in parts}
+    elif not imported and "code" in parts:
+        parts["code"] = recorded_source(parts["code"])
+    elif not imported and parts.get("lines"):
+        lines = (line.replace("\n", " ") for line in parts["lines"])
+        parts["lines"] = recorded_source("\n".join(lines)).split("\n")
     return stored_name(type(observation)), _dumped(parts)
 
 
@@ -194,12 +202,15 @@ class Damaged(ValueError):  # noqa: N818  # says what it found
     """A stored value that nothing of ampscope writes."""
 
 
-def storable(text: str, longest: int = LONGEST) -> str:
-    """``text`` as UTF-8 can hold it, both ends of it where it is too long.
+def storable(
+    text: str, longest: int = LONGEST, recorded: Callable[[str], str] = recorded_text
+) -> str:
+    """``text`` as UTF-8 can hold it, both ends of it where it is too long; without secrets, which
+    ``recorded`` takes out as this sort of text needs it.
 
     Half characters, which a name may have in Python and not in UTF-8, are spelled: ``\\udcff``.
     """
-    text = recorded_text(text)
+    text = recorded(text)
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= longest:
@@ -215,12 +226,22 @@ def storable_parts(value: Any) -> Any:
         return storable(value)
     if isinstance(value, dict):
         return {
-            (storable(key) if isinstance(key, str) else key): storable_parts(part)
+            (storable(key) if isinstance(key, str) else key): (
+                _storable_source(part) if key in _OF_SOURCE else storable_parts(part)
+            )
             for key, part in value.items()
         }
     if isinstance(value, list | tuple):
         return [storable_parts(part) for part in value]
     return value
+
+
+def _storable_source(value: Any) -> Any:
+    """Of a field of :data:`_OF_SOURCE`, masked already: a program is no text for a person."""
+    if isinstance(value, str):
+        return storable(value, recorded=masked_forms)
+    is_lines = isinstance(value, list | tuple) and all(isinstance(line, str) for line in value)
+    return [_storable_source(line) for line in value] if is_lines else storable_parts(value)
 
 
 def parsed(text_: object) -> Any:
@@ -244,9 +265,8 @@ def to_column(name: str, value: object) -> object:
         return "nan" if value != value else value  # NaN alone differs from itself
     if not isinstance(value, str) or name in _JSON:
         return value
-    if name == "traceback":
-        value = recorded_traceback(value)
-    return storable(value, _LONG.get(name, LONGEST))
+    recorded = recorded_traceback if name == "traceback" else recorded_text
+    return storable(value, _LONG.get(name, LONGEST), recorded)
 
 
 def decoded(raw: bytes) -> str:

@@ -22,7 +22,14 @@ from typing import Any, TypeVar
 
 from ampscope import records
 from ampscope.errors import StoreError
-from ampscope.privacy import leaves_out, recorded, recorded_machine
+from ampscope.masks import hide_environment
+from ampscope.privacy import (
+    leaves_out,
+    recorded,
+    recorded_machine,
+    recorded_text,
+    recorded_traceback,
+)
 from ampscope.store import codec, db, frames
 from ampscope.store.processes import HEARTBEAT_STALE_S, is_alive, process_start_time
 
@@ -60,7 +67,7 @@ def _run_info(row: Row) -> records.RunInfo:
     (id_, spec, state, created, started, ended, heartbeat, pid, pid_started, machine) = row[:10]
     message, traceback, steps_done = row[10:]
     shown = _state(state)
-    message, steps_done = codec.text(message), codec.whole(steps_done)
+    message, steps_done = recorded_text(codec.text(message)), codec.whole(steps_done)
     made, last_sign = codec.moment(created), codec.moment(heartbeat)
     if made is None:
         raise codec.Damaged("it has no time of its creation")
@@ -85,7 +92,7 @@ def _run_info(row: Row) -> records.RunInfo:
         pid=pid,
         machine=codec.machine_from_json(machine),
         message=message,
-        traceback=codec.text(traceback, codec.LONGEST_TRACEBACK),
+        traceback=recorded_traceback(codec.text(traceback, codec.LONGEST_TRACEBACK)),
         steps_done=steps_done,
         overhead_share=None,
     )
@@ -273,6 +280,7 @@ class RunRow:
         return row is None or bool(row[0])
 
     def _update(self, **columns: object) -> None:
+        hide_environment()  # a script may have loaded it from a file since
         names = ", ".join(f"{name} = ?" for name in columns)
         values = (codec.to_column(name, value) for name, value in columns.items())
         with self._lock, db.translated(self.path), db.transaction(self._connection):

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ampscope import records
+from ampscope.masks import hide_environment
 from ampscope.observations import Observation
 from ampscope.store import codec, db, frames, pyramid, rows
 from ampscope.store.codec import encode_observation
@@ -129,6 +130,7 @@ class RunWriter(RunRow):
 
     def add_event(self, event: records.Event) -> None:
         """Something that a watched run reports, kept in the given order."""
+        hide_environment()
         seq = self._next_number("event")
         self._pending += rows.of_records("event", self.run_id, (event,), seq=seq)
 
@@ -153,6 +155,7 @@ class RunWriter(RunRow):
 
     def add_observations(self, observations: Iterable[Observation]) -> None:
         """Observations of a script, numbered in the given order."""
+        hide_environment()
         for seq, observation in enumerate(observations):
             kind, data = encode_observation(observation)
             key = {"run": self.run_id, "seq": seq}

@@ -32,10 +32,10 @@ from ampscope.capture.user_objects import (
     own_parameters,
     state_of,
 )
+from ampscope.masks import masked_argument
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import DtypeEntry, Surroundings
 from ampscope.patches import Patches
-from ampscope.privacy import masked_text
 from ampscope.source_lines import SourceLines, line_name
 
 MOST_ENTRIES = 20_000
@@ -253,7 +253,7 @@ def surroundings(optimizers: list[Optimizer]) -> dict[str, str]:
                     found[f"{where} {key}"] = str(value)
     for name, value in sorted(os.environ.items()):
         if name.startswith(_PREFIXES):
-            found[f"variable {name}"] = masked_text(f"{name}={value}").partition("=")[2]
+            found[f"variable {name}"] = masked_argument(f"{name}={value}").partition("=")[2]
     return {name: value[:MOST_TEXT] for name, value in found.items() if value}
 
 

@@ -19,7 +19,6 @@ from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.tensors import holds_numbers, in_backward, plain
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import LineUse, SourceText
-from ampscope.privacy import masked_source
 from ampscope.source_lines import line_name
 
 STEPS = 2  # first optimizer steps that are counted
@@ -102,4 +101,4 @@ def _floating(found: Sequence[Tensor]) -> list[Tensor]:
 def _text(file: str) -> SourceText:
     lines = linecache.getlines(file)[:MOST_LINES]
     name = line_name((file, 1)).rpartition(":")[0]
-    return SourceText(name, tuple(masked_source(line.rstrip()) for line in lines))
+    return SourceText(name, tuple(line.rstrip() for line in lines))

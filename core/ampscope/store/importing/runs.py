@@ -349,7 +349,7 @@ def _rows(run_id: str, run: Contents) -> Iterator[store_rows.Insert]:
     for seq, event in enumerate(run.events):
         yield from store_rows.of_records("event", run_id, (event,), seq=seq)
     for seq, observation in enumerate(run.observations):
-        kind, data = codec.encode_observation(observation)
+        kind, data = codec.encode_observation(observation, imported=True)
         yield store_rows.of_row("observation", run=run_id, seq=seq, kind=kind, data=data)
     for seq, result in enumerate(run.results):
         kind, data = codec.encode_result(result)

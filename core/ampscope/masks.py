@@ -1,0 +1,784 @@
+"""Which texts are secrets, and texts without them (docs/privacy.md).
+
+Three kinds of text are masked, each as much as its form allows::
+
+    masked(("--token", "X", "API_KEY=X,Y"))   arguments: all that is behind the name of a secret
+    masked_text("user password=X at /data")   a text for a person: the word behind such a name
+    masked_source('password: str = "X"')      a program: its quoted texts; names and lines stay
+
+In all of them go credentials in addresses, Bearer, keys that are known by their form, and the
+values that :func:`hide_secrets_of` and :func:`hide_environment` were told. Masking twice is masking
+once, so what was stored can be stored again.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import io
+import os
+import re
+import tokenize
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+MASK = "***"
+
+# --- names of secrets
+
+_STRONG = {
+    "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "pw",
+    "credential", "credentials", "authorization", "bearer", "apikey", "cookie",
+}  # fmt: skip
+_WEAK = {"token", "key", "auth"}  # which also mean a word of a text, an entry of a table, a switch
+_ENDS = (
+    "token", "secret", "password", "passwords", "passwd", "apikey", "apikeys", "accesskey",
+    "secretkey", "privatekey", "passphrase", "credential", "credentials",
+)  # fmt: skip
+# The last word of names such as --key-dim, --token-file, --auth-type: what it says is no secret.
+_HARMLESS = {
+    "agent", "bias", "budget", "column", "count", "dim", "dims", "dir", "dropout", "dtype", "env",
+    "error", "exception", "field", "file", "folder", "format", "heads", "ids", "index", "layer",
+    "layers", "len", "length", "limit", "loss", "mask", "mode", "name", "names", "norm", "num",
+    "path", "pattern", "prefix", "prob", "proj", "rate", "ratio", "seed", "size", "sock", "socket",
+    "step", "steps", "suffix", "type", "url", "weight", "width",
+}  # fmt: skip
+# Before "token": a word of a vocabulary. Before "key": an entry of a table, or a random state.
+_OF_A_VOCABULARY = {
+    "additional", "audio", "bos", "cls", "decoder", "end", "eos", "extra", "image", "initializer",
+    "mask", "max", "min", "modifier", "next", "num", "pad", "per", "placeholder", "prompt", "sep",
+    "special", "start", "stop", "sub", "target", "text", "trigger", "unk", "video", "word",
+}  # fmt: skip
+_OF_A_TABLE = {
+    "attention", "attn", "batch", "cache", "column", "config", "cross", "dict", "dropout",
+    "feature", "foreign", "group", "image", "index", "input", "label", "loss", "metric", "monitor",
+    "output", "param", "primary", "prng", "query", "rng", "self", "sort", "state", "target", "text",
+}  # fmt: skip
+# Before "key": what a text calls so is a secret; "missing key: layer.weight" is none.
+_OF_A_DOOR = {
+    "access", "account", "api", "auth", "aws", "azure", "encryption", "hf", "license", "openai",
+    "private", "secret", "service", "session", "shared", "signing", "ssh", "storage", "wandb",
+}  # fmt: skip
+_SWITCHES = {"use", "no", "with", "without", "enable", "disable", "require", "is", "has"}
+
+_NAME = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
+_PARTS_OF_NAME = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _PARTS_OF_NAME.findall(name)]
+
+
+@lru_cache(4_096)
+def is_secret(name: str) -> bool:
+    """Whether what stands after ``name`` (``--hf-token``, ``API_KEY``) is a secret."""
+    words = _words(name)
+    if not words or words[-1] in _HARMLESS:
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "token" and before in _OF_A_VOCABULARY:
+        return False
+    if words[-1] == "id" and before == "token":
+        return False
+    if words[-1] == "key" and before in _OF_A_TABLE:
+        return False
+    return bool((_STRONG | _WEAK) & set(words)) or "".join(words).endswith(_ENDS)
+
+
+def _is_bare(name: str) -> bool:
+    """Of names of secrets: whether it may as well mean something else (``key``, ``token``)."""
+    words = _words(name)
+    return len(words) == 1 and words[0] in _WEAK
+
+
+@lru_cache(4_096)
+def _strength(name: str) -> int:
+    """Of a name within a text: 2 for a secret whatever follows, 1 where what follows must look like
+    one, 0 for none."""
+    if not is_secret(name):
+        return 0
+    words = [word for word in _words(name.rpartition(".")[2]) if not word.isdigit()]
+    joined = "".join(words)
+    if not words:
+        return 0
+    if words[-1] in _STRONG or (len(words) == 1 and joined not in _WEAK and joined.endswith(_ENDS)):
+        return 2
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "token":
+        return 2 if before else 1
+    if words[-1] == "key":
+        return 2 if before in _OF_A_DOOR or before in _STRONG or name.isupper() else 0
+    return 1 if words[-1] == "auth" else 0
+
+
+# --- forms that say by themselves what they are
+
+# Of Hugging Face, GitHub, GitLab, OpenAI and others, AWS, Google, Slack, Stripe, npm, PyPI, Docker,
+# SendGrid, Replicate, Groq; JSON web tokens.
+_KEYS = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|gl(?:pat|ptt|dt|rt|soat)-[\w-]{16,}|sk-[\w-]{20,}|[rs]k_(?:live|test)_\w{16,}"
+    r"|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}|xox[abeoprs]-[\w-]{10,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|r8_[A-Za-z0-9]{30,}|gsk_[A-Za-z0-9]{30,}|eyJ[\w-]{10,}\.eyJ[\w-]+\.[\w-]+)"
+)
+_PRIVATE_KEY = re.compile(
+    r"(?s)-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}-----|$)"
+)
+# 40 hexadecimal digits are a commit more often than a key of W&B's: only right behind its name.
+_OF_WANDB = re.compile(
+    r"(?i)(\bwandb\b(?:[ .]?(?:login|api|key|relogin|--)){0,3}[\"'\s(=:,]{1,4})[0-9a-f]{40}\b"
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)([ \t]+)([^\s\"',;]+)")
+_NO_BEARER = {"token", "tokens", "auth", "authentication", "authorization", "scheme"}
+_HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key)"
+    r"([\"']?[ \t]{0,8}[:=][ \t]{0,8}[\"']?)([^\"'\n]+)"
+)
+_ADDRESS = re.compile(r"(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)([^\s\"'<>]+)")
+_WHOLE_ADDRESS = re.compile(r"(?s)(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)(.+)")  # of an argument
+_QUERY = re.compile(r"([?&#;])([\w.%-]+)=((?:(?!&[\w.%-]+=)[^\s#\"'<>])+)")
+_OF_QUERY = {"sig", "signature"}  # signed addresses of Azure and AWS
+
+Taken = list[str]  # the secrets that a mask has taken the place of
+
+
+def _forms(text: str, taken: Taken, address: re.Pattern[str] = _ADDRESS) -> str:
+    """``text`` without what is known by its form alone."""
+
+    def keep(found: re.Match[str]) -> str:
+        taken.append(found[0])
+        return MASK + "\n" * found[0].count("\n")  # a program's lines stay where they are
+
+    def bearer(found: re.Match[str]) -> str:
+        kind, value = found[1].lower(), found[3]
+        if value.lower() in _NO_BEARER or value.startswith((MASK, "{", "%", "$", "<")):
+            return found[0]
+        if len(value) < 4 or (kind == "basic" and not _looks_random(value)):
+            return found[0]
+        taken.append(value)
+        return f"{found[1]}{found[2]}{MASK}"
+
+    if "://" in text:
+        text = address.sub(lambda found: found[1] + _located(found[2], taken), text)
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(keep, text)
+    text = _KEYS.sub(keep, text)
+    text = _OF_WANDB.sub(rf"\1{MASK}", text)
+    return _BEARER.sub(bearer, text)
+
+
+def _located(rest: str, taken: Taken) -> str:
+    """What stands behind ``://``, without the user and without secrets in the query."""
+    end = _end_of_user(rest)
+    if end >= 0:
+        if rest[:end] != MASK:
+            taken += [rest[:end], rest[:end].partition(":")[2]]
+        rest = f"{MASK}{rest[end:]}"
+
+    def one(found: re.Match[str]) -> str:
+        if not (is_secret(found[2]) or _OF_QUERY & set(_words(found[2]))):
+            return found[0]
+        taken.append(found[3])
+        return f"{found[1]}{found[2]}={MASK}"
+
+    return _QUERY.sub(one, rest) if "=" in rest else rest
+
+
+def _end_of_user(rest: str) -> int:
+    """Where ``user:password`` ends, -1 where there is none. A password that was not quoted for an
+    address may hold ``@`` and ``/``."""
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    last, at = rest.rfind("@"), host.rfind("@")
+    if at >= 0:
+        behind = host[at + 1 :]
+        is_host = "." in behind or ":" in behind or behind == "localhost"
+        return at if is_host or ":" not in host[:at] else last
+    user, colon, port = host.partition(":")
+    if last < 0 or not colon or user.startswith("["):
+        return -1
+    is_port = port.isdigit() and ("." in user or user == "localhost")
+    return -1 if is_port else last
+
+
+def _looks_random(value: str) -> bool:
+    """Whether it is no word: letters and digits, or capitals within."""
+    has_digit = any(c.isdigit() for c in value)
+    has_letter = any(c.isalpha() for c in value)
+    is_mixed = any(c.isupper() for c in value[1:]) and value != value.upper()
+    return is_mixed or (has_digit and has_letter)
+
+
+# --- arguments
+
+_PAIR = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\]?\s*[:=]\s*(?!//)""")
+_LITERAL_ARGUMENT = re.compile(r"(?:-{0,2}[\w.-]+=)?(?=[\[{(])")
+_OPTION = re.compile(r"--?[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*(?:=.*)?", re.DOTALL)
+LONGEST_LITERAL = 100_000  # characters of a list or an object that is read as one
+
+
+def masked(args: Sequence[str]) -> tuple[str, ...]:
+    """``args`` with every value masked that a name calls a secret, and all that
+    :func:`masked_text` masks."""
+    return tuple(masked_text(arg) for arg in _masked(args, []))
+
+
+def _masked(args: Sequence[str], taken: Taken) -> tuple[str, ...]:
+    found: list[str] = []
+    value_is_next, many, switch = False, False, False
+    for arg in args:
+        is_option = bool(_OPTION.fullmatch(arg))
+        if value_is_next and not (is_option and (switch or many) and arg.startswith("--")):
+            if arg != MASK:
+                taken.append(arg)
+            found.append(MASK)
+            value_is_next = many
+            continue
+        found.append(masked_argument(arg, taken))
+        words = _words(arg)
+        value_is_next = arg.startswith("-") and bool(_NAME.fullmatch(arg)) and is_secret(arg)
+        switch = bool(words) and (words == ["auth"] or words[0] in _SWITCHES)
+        many = value_is_next and words[-1] in ("passwords", "secrets", "credentials")
+    return tuple(found)
+
+
+def masked_argument(arg: str, taken: Taken | None = None) -> str:
+    """One argument. Of a well-formed list or object each value on its own; else the whole rest
+    behind the first name of a secret, whatever signs are in it."""
+    taken = [] if taken is None else taken
+    arg = _forms(arg, taken, _WHOLE_ADDRESS)
+    look = 0
+    while (found := _PAIR.search(arg, look)) is not None:
+        look = found.end()
+        if not is_secret(found["name"]) or look == len(arg) or arg.startswith(MASK, look):
+            continue
+        before = arg[: found.start()]
+        if before.endswith(("?", "&")) and "://" in before:
+            continue  # of an address: masked above
+        literal = _LITERAL_ARGUMENT.match(arg)
+        if literal is not None and literal.end() <= found.start() and len(arg) < LONGEST_LITERAL:
+            whole = _masked_program(arg[literal.end() :], taken, ("", ""), values=True)
+            if whole is not None:
+                return arg[: literal.end()] + whole
+        taken.append(arg[look:])
+        return arg[:look] + MASK
+    return _flags(arg, taken) if " " in arg else arg
+
+
+# --- texts for a person
+
+_TEXT_PAIR = re.compile(
+    r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\]?(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8})"""
+)
+_TEXT_VALUE = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\S{1,200}""")
+_FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)("[^"\n]*"|'[^'\n]*'|[^\s"',;]+)""")
+_NO_VALUE = re.compile(
+    r"(?i)[-+]?\d{1,5}|none|null|true|false|yes|no|on|off|\*\*\*.*|[{<$%].*|\[[A-Z_]+\].*|lambda"
+)
+_SUSPICIOUS = re.compile(r"[:=]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
+
+
+@lru_cache(16_384)
+def masked_text(text: str) -> str:
+    """``text`` without secrets: the word, or the quoted text, behind the name of one; what is known
+    by its form; what is hidden."""
+    text = without_secrets(text)
+    if _SUSPICIOUS.search(text) is None:
+        return text
+    taken: Taken = []
+    text = _forms(text, taken)
+    if ":" in text or "=" in text:
+        text = _HEADER.sub(_headed, text)
+        text = _pairs(text)
+    return _flags(text, taken) if " -" in text or text.startswith("-") else text
+
+
+def _headed(found: re.Match[str]) -> str:
+    return found[0] if found[3].startswith(MASK) else f"{found[1]}{found[2]}{MASK}"
+
+
+def _pairs(text: str) -> str:
+    parts: list[str] = []
+    at = look = 0
+    while (found := _TEXT_PAIR.search(text, look)) is not None:
+        look = found.end()  # a value may hold another pair
+        strength = _strength(found["name"])
+        value = _TEXT_VALUE.match(text, look) if strength else None
+        if value is None:
+            continue
+        whole = value[0]
+        quote = whole[0] if len(whole) > 1 and whole[0] in "\"'" and whole[-1] == whole[0] else ""
+        inner = whole[1:-1] if quote else whole.rstrip(_BEHIND)
+        if not _is_value(found, inner, strength, bool(quote)):
+            continue
+        parts += [text[at : look + len(quote)], MASK]
+        if not quote and len(whole) == len(inner):
+            rest = _WORD.match(text, value.end())
+            inner += rest[0].rstrip(_BEHIND) if rest is not None else ""
+        at = look = look + len(quote) + len(inner)
+    return "".join([*parts, text[at:]])
+
+
+_BEHIND = ".,;:)]}>\"'"  # what a sentence puts behind a value
+_WORD = re.compile(r"\S*")
+
+
+def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> bool:
+    """Whether what stands behind the name of a secret is one."""
+    if not inner or inner.startswith("=") or _NO_VALUE.fullmatch(inner):
+        return False
+    if found["name"].startswith("-") and ":" in found["sign"]:
+        return False  # "argument --token: expected one argument"
+    if strength == 2:
+        return True
+    if len(inner) < 4 or "(" in inner:
+        return False
+    is_prose = found["sign"].endswith((" ", "\t")) and "=" not in found["sign"] and not quoted
+    return not is_prose or (len(inner) >= 6 and _looks_random(inner)) or len(inner) >= 16
+
+
+def _flags(text: str, taken: Taken) -> str:
+    """A command within a text: ``train.py --token X``."""
+
+    def one(found: re.Match[str]) -> str:
+        value = found[3].strip("\"'")
+        if not is_secret(found[1]) or len(value) < 4 or not _looks_random(value):
+            return found[0]
+        taken.append(value)
+        return f"{found[1]}{found[2]}{MASK}"
+
+    return _FLAG.sub(one, text)
+
+
+# --- values that are hidden wherever they appear
+
+SHORTEST_HIDDEN = 6  # characters: a shorter one would be found in half of all words
+_ANYWHERE = 8  # from this length on also within a longer word
+_SPLIT = re.compile(r"[\s,;&\"'{}()@/:?#]+")
+_hidden: list[str] = []  # longest first
+_environment: dict[str, str] = {}  # as it was when it was last looked at
+
+
+def hide_secrets_of(args: Sequence[str]) -> None:
+    """From now on this process's texts are stored without the secrets in ``args``: an error may
+    quote them, or a part of them."""
+    taken: Taken = []
+    _masked(args, taken)
+    _hide(taken)
+
+
+def hide_environment() -> None:
+    """The same of environment variables whose names call them secrets, as they are now."""
+    global _environment
+    now = dict(os.environ)
+    if now == _environment:
+        return
+    taken: Taken = []
+    for name, value in now.items():
+        if _environment.get(name) == value or name in ("PWD", "OLDPWD"):
+            continue
+        if is_secret(name) and not (value.startswith(("/", "~", ".")) and os.path.exists(value)):
+            taken.append(value)
+        elif "://" in value:
+            _forms(value, taken, _WHOLE_ADDRESS)
+    _environment = now
+    _hide(taken)
+
+
+def _hide(taken: Taken) -> None:
+    before = len(_hidden)
+    for secret in taken:
+        pieces = map(_of_pair, _SPLIT.split(secret[:LONGEST_LITERAL]))
+        for part in (secret, secret.strip("\"'-"), *filter(_looks_random, pieces)):
+            for form in (part, repr(part)[1:-1]):
+                if _can_be_hidden(form) and form not in _hidden:
+                    _hidden.append(form)
+    if len(_hidden) != before:
+        _hidden.sort(key=len, reverse=True)
+        masked_text.cache_clear()
+
+
+def _of_pair(part: str) -> str:
+    """Of a piece of a secret that is itself ``name=value``: the value, if the name says so."""
+    name, sign, value = part.partition("=")
+    return part if not sign or not _NAME.fullmatch(name) else value if is_secret(name) else ""
+
+
+def _can_be_hidden(text: str) -> bool:
+    if MASK in text or (_OPTION.fullmatch(text) and text.startswith("-")):
+        return False
+    if len(text) < SHORTEST_HIDDEN or _NO_VALUE.fullmatch(text) or text.lower() in _COMMON:
+        return False
+    return len(text) >= 8 or not text.isdigit()
+
+
+_COMMON = {  # values of options that are called auth, key or token
+    "bearer", "basic", "digest", "default", "disabled", "enabled", "required", "optional",
+    "bfloat16", "float16", "float32", "float64", "running", "finished", "failed", "password",
+    "secret", "anonymous", "offline", "online", "always", "weight", "loss", "authorization",
+}  # fmt: skip
+
+
+def without_secrets(text: str) -> str:
+    """``text`` without the secrets that :func:`hide_secrets_of` and :func:`hide_environment` found,
+    nor the beginning of one at its end, where an error was cut."""
+    for secret in _hidden:
+        if secret in text:
+            if len(secret) >= _ANYWHERE:
+                text = text.replace(secret, MASK)
+            else:
+                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+        elif len(text) >= 100 and len(secret) > _ANYWHERE:
+            begin = text.rfind(secret[:_ANYWHERE])
+            if begin >= 0 and secret.startswith(text[begin:]):
+                text = text[:begin] + MASK
+    return text
+
+
+# --- programs
+
+_QUOTED = re.compile(r"[A-Za-z]{0,3}(\"\"\"|'''|\"|')")
+# Where a program cannot be parsed: a quoted text behind a name and a sign.
+_LITERAL = re.compile(
+    r"""(?s)(?P<before>(?P<name>[\w.-]+)["']?\]?(?:[ \t]*:[ \t]*[\w.\[\]| ]{1,40}?(?=\s*=))?"""
+    r"""\s{0,20}(?:[:=,(]|==|\bor\b)\s{0,20}(?:default\s{0,3}=\s{0,3})?[rbfuRBFU]{0,2})"""
+    r"""(?P<quote>\"\"\"|'''|"|')(?P<text>(?:(?!(?P=quote)).)+)(?P=quote)"""
+)
+# What can stand around one line for it to be a program: a call, a signature, an object, a block.
+_AROUND = (
+    ("", ""), ("", " pass"), ("f(", ")"), ("{", "}"), ("", ")"), ("f(", ""), ("def f(", "): pass"),
+    ("", "): pass"), ("def f(", " pass"), ("", "\ndef f(): pass"), ("{", ""), ("", "}"), ("[", "]"),
+)  # fmt: skip
+_READS = {"get", "getenv", "pop", "setdefault", "getattr", "environ_get"}  # (name, default)
+_OPENS = {"open", "Path", "input", "getpass", "prompt", "ask"}  # their texts say where, or ask
+_CONVERTS = _READS | {
+    "str", "bytes", "b64decode", "fromhex", "unhexlify", "SecretStr", "field", "Field",
+}  # fmt: skip
+_DEFAULTS = {"default", "value", "const", "fallback", "initial"}
+_ENTERS = {"login", "relogin", "authenticate"}
+_VOCABULARY = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[{}%\w]{0,2}")
+Position = tuple[int, int]  # line from 1, character from 0
+
+
+def masked_source(text: str) -> str:
+    """A program, or lines of one, with as many lines: quoted texts are masked whose target,
+    parameter, keyword, annotation or neighbour names a secret. ``key = self.key(x)`` stays."""
+    found = masked_forms(_program(text.replace("\r", " ")))
+    return found if found.count("\n") == text.count("\n") else "\n" * text.count("\n")
+
+
+def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """:func:`masked_source` of lines, which hold no line ends."""
+    flat = [line.replace("\n", " ") for line in lines]
+    return tuple(masked_source("\n".join(flat)).split("\n")) if lines else ()
+
+
+def masked_forms(text: str) -> str:
+    """``text`` without what is hidden, or known by its form alone: of a program that was masked."""
+    return _forms(without_secrets(text), [])
+
+
+LONGEST_PROGRAM, LONGEST_LINE = 500_000, 250  # characters that are parsed
+
+
+def _program(text: str) -> str:
+    if not any(sign in text for sign in "\"'#"):
+        return text
+    if "\n" not in text:
+        line = text.strip()
+        if len(line) > LONGEST_LINE:
+            return _by_pattern(text)
+        for around in _AROUND:
+            if (found := _masked_program(line, [], around)) is not None:
+                indent = len(text) - len(text.lstrip())
+                return text[:indent] + found + text[len(text.rstrip()) :]
+        return _by_pattern(text)
+    around = ("if 1:\n", "") if text[:1].isspace() and text.lstrip("\n")[:1].isspace() else ("", "")
+    found = _masked_program(text, [], around) if len(text) < LONGEST_PROGRAM else None
+    if found is not None:
+        return found
+    # Cut, or no program of this Python: each statement on its own.
+    lines = _by_pattern(text).split("\n")
+    begun = [n for n, line in enumerate(lines) if n and line and line[0] not in " \t)]}#"]
+    parts = ("\n".join(lines[a:b]) for a, b in pairwise([0, *begun, len(lines)]))
+    return "\n".join(_statement(part) for part in parts)
+
+
+def _statement(text: str) -> str:
+    is_short = "\n" in text and len(text) < LONGEST_PROGRAM
+    found = _masked_program(text, [], ("", "")) if is_short else None
+    return "\n".join(map(_program, text.split("\n"))) if found is None else found
+
+
+def _by_pattern(text: str) -> str:
+    def one(found: re.Match[str]) -> str:
+        names = re.findall(r"[\w.-]+", found["before"])  # of an annotation, too
+        if not any(map(is_secret, names)) or _VOCABULARY.fullmatch(found["text"]):
+            return found[0]
+        lines = "\n" * found["text"].count("\n")
+        return f"{found['before']}{found['quote']}{MASK}{lines}{found['quote']}"
+
+    return _LITERAL.sub(one, text)
+
+
+def _masked_program(
+    text: str, taken: Taken, around: tuple[str, str], *, values: bool = False
+) -> str | None:
+    """``text`` masked, None where it is no program between the two texts of ``around``.
+    ``values``: of a literal, numbers and names behind the name of a secret as well."""
+    before, after = around
+    whole = before + text + after
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of "\d" and the like
+            tree = ast.parse(whole)
+            tokens = list(tokenize.generate_tokens(io.StringIO(whole).readline))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return None
+    lines = whole.split("\n")
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+
+    def offset(place: Position) -> int:
+        return starts[place[0] - 1] + place[1]
+
+    def of_node(line: int, column: int) -> int:  # ast counts bytes
+        kept = lines[line - 1]
+        return starts[line - 1] + (
+            column if kept.isascii() else len(kept.encode()[:column].decode("utf-8", "replace"))
+        )
+
+    spans: list[tuple[int, int]] = []  # of quoted texts that are secrets
+    changes: list[tuple[int, int, str]] = []
+    for node in _secret_nodes(tree, values):
+        last = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+        span = of_node(node.lineno, node.col_offset), of_node(*last)
+        if _is_text(node):
+            spans.append(span)
+        else:
+            taken.append(whole[slice(*span)])
+            changes.append((*span, MASK))
+    spans.sort()
+    ends = list(accumulate((b for _, b in spans), max))
+    for begin, end, quoted in _texts(tokens, offset):
+        raw = whole[begin:end]
+        opened = _QUOTED.match(raw) if quoted else None
+        if opened is None:
+            changes.append((begin, end, masked_text(raw)))
+            continue
+        inner = raw[opened.end() : len(raw) - len(opened[1])]
+        before_it = bisect.bisect_right(spans, (begin, len(whole)))
+        if before_it and end <= ends[before_it - 1] and not _VOCABULARY.fullmatch(inner):
+            new = inner if inner.startswith(MASK) else MASK + "\n" * inner.count("\n")
+            taken += [] if inner == new else [inner]
+        else:
+            new = masked_text(inner)
+        if new != inner:
+            changes.append((begin + opened.end(), end - len(opened[1]), new))
+    for start, end, new in sorted(changes, reverse=True):
+        whole = whole[:start] + new + whole[end:]
+    return whole[len(before) : len(whole) - len(after)]
+
+
+def _is_text(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str | bytes)
+    return isinstance(node, ast.JoinedStr)
+
+
+def _texts(
+    tokens: Sequence[tokenize.TokenInfo], offset: Callable[[Position], int]
+) -> Iterator[tuple[int, int, bool]]:
+    """(start, end, whether it is quoted) of each quoted text and comment. From Python 3.12 on an
+    f-string comes in parts, which are put together."""
+    starting = getattr(tokenize, "FSTRING_START", -1), getattr(tokenize, "TSTRING_START", -1)
+    ending = getattr(tokenize, "FSTRING_END", -1), getattr(tokenize, "TSTRING_END", -1)
+    opened: list[Position] = []
+    for token in tokens:
+        if token.type in starting:
+            opened.append(token.start)
+        elif token.type in ending:
+            begin = opened.pop()
+            if not opened:
+                yield offset(begin), offset(token.end), True
+        elif opened:
+            continue
+        elif token.type == tokenize.STRING:
+            yield offset(token.start), offset(token.end), True
+        elif token.type == tokenize.COMMENT:
+            yield offset(token.start), offset(token.end), False
+
+
+def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
+    """The constants and f-strings in a program that are secrets by a name beside them."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign():
+                for target in node.targets:
+                    yield from _assigned(target, node.value)
+            case ast.AnnAssign(value=ast.expr() as value) if _of_annotation(node.annotation):
+                yield from _constants(value, deep=True)
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.NamedExpr(target=target, value=value)
+                | ast.AugAssign(target=target, value=value)
+            ):
+                yield from _assigned(target, value)
+            case ast.For(target=target, iter=given) | ast.comprehension(target=target, iter=given):
+                if any(is_secret(n) and not _is_bare(n) for n in _names(target)):
+                    yield from _constants(given, deep=True)
+            case ast.keyword(arg=str(name)) if is_secret(name):
+                yield from _constants(node.value, deep=not _is_bare(name))
+            case ast.Dict():
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if key is not None and any(map(is_secret, _names(key, texts=True))):
+                        yield from [value] if values and _is_leaf(value) else _constants(value)
+            case ast.arguments():
+                yield from _parameters(node)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                if is_secret(node.name) and not _is_bare(node.name):
+                    for inner in ast.walk(node):
+                        if isinstance(inner, ast.Return) and inner.value is not None:
+                            yield from _constants(inner.value, deep=True)
+            case ast.Call():
+                yield from _called(node)
+            case ast.Compare():
+                yield from _compared(node)
+            case ast.Tuple() | ast.List():
+                yield from _beside(node)
+
+
+def _is_leaf(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return not isinstance(node.value, str | bytes | bool | None)
+    return not isinstance(node, ast.Dict | ast.List | ast.Tuple | ast.JoinedStr)
+
+
+def _names(node: ast.AST, *, texts: bool = False) -> list[str]:
+    """What ``node`` is called: ``token``, ``self.token``, ``d["token"]``; with ``texts`` a quoted
+    text that is a name, too."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return [name]
+        case ast.Subscript():
+            return [*_names(node.slice, texts=True), *_names(node.value)]
+        case ast.Starred():
+            return _names(node.value)
+        case ast.Constant(value=str(text)) if texts and _NAME.fullmatch(text):
+            return [text]
+        case ast.Constant(value=bytes(raw)) if texts:
+            return _names(ast.Constant(raw.decode("latin-1")), texts=True)
+    return []
+
+
+def _of_annotation(node: ast.expr) -> bool:
+    """``SecretStr``, ``Optional[Password]``."""
+    names = [name for part in ast.walk(node) for name in _names(part)]
+    return any(is_secret(name) and not _is_bare(name) for name in names)
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
+    if not isinstance(target, ast.Tuple | ast.List):
+        names = [name for name in _names(target) if is_secret(name)]
+        if names:
+            yield from _constants(value, deep=not all(map(_is_bare, names)))
+        return
+    is_paired = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+    if is_paired and not any(isinstance(part, ast.Starred) for part in (*target.elts, *value.elts)):  # type: ignore[attr-defined]
+        for one, other in zip(target.elts, value.elts, strict=True):  # type: ignore[attr-defined]
+            yield from _assigned(one, other)
+        return
+    for part in target.elts:
+        if any(is_secret(name) and not _is_bare(name) for name in _names(part)):
+            yield from _constants(value, deep=True)
+
+
+def _parameters(given: ast.arguments) -> Iterator[ast.expr]:
+    positional = [*given.posonlyargs, *given.args]
+    pairs = [
+        *zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    for parameter, default in pairs:
+        of_kind = parameter.annotation is not None and _of_annotation(parameter.annotation)
+        if default is not None and (is_secret(parameter.arg) or of_kind):
+            yield from _constants(default, deep=of_kind or not _is_bare(parameter.arg))
+
+
+def _constants(node: ast.AST, deep: bool = False) -> Iterator[ast.expr]:
+    """The texts that the value of an expression is made of. ``deep``: also the arguments of calls
+    of any function."""
+    match node:
+        case ast.Constant(value=str() | bytes()) | ast.JoinedStr():
+            yield node
+        case ast.Call():
+            name = _names(node.func)[:1] or [""]
+            if isinstance(node.func, ast.Attribute):
+                yield from _constants(node.func.value, deep)
+            if name[0] in _OPENS or not (deep or name[0] in _CONVERTS):
+                return
+            first = 0 if name[0] not in _READS else 2 if name[0] == "getattr" else 1
+            for part in (*node.args[first:], *(k.value for k in node.keywords)):
+                is_name = isinstance(part, ast.Constant) and str(part.value).isupper()
+                if not (is_name and any(map(is_secret, _names(part, texts=True)))):
+                    yield from _constants(part, deep)
+        case ast.Subscript() | ast.Attribute():
+            yield from _constants(node.value, deep)
+        case ast.IfExp():
+            yield from _constants(node.body, deep)
+            yield from _constants(node.orelse, deep)
+        case ast.Dict():
+            for value in node.values:
+                yield from _constants(value, deep)
+        case ast.Lambda():
+            yield from _constants(node.body, deep)
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+            yield from _constants(node.elt, deep)
+        case (
+            ast.BoolOp() | ast.BinOp() | ast.Tuple() | ast.List() | ast.Set() | ast.Starred()
+            | ast.Await() | ast.NamedExpr()
+        ):  # fmt: skip
+            for child in ast.iter_child_nodes(node):
+                yield from _constants(child, deep)
+
+
+def _called(node: ast.Call) -> Iterator[ast.expr]:
+    """``set_password("X")``, ``login("X")``; ``getenv("TOKEN", "X")``,
+    ``add_argument("--token", default="X")``."""
+    name = (_names(node.func) or [""])[0]
+    if name in _ENTERS or (is_secret(name) and not _is_bare(name)):
+        for part in (*node.args, *(k.value for k in node.keywords if k.arg is None)):
+            if not any(map(is_secret, _names(part, texts=True))):
+                yield from _constants(part)
+    named = False
+    for part in node.args:
+        is_name = any(is_secret(n) and n != "key" for n in _names(part, texts=True))
+        is_text = isinstance(part, ast.Constant)
+        if named and not (is_text and str(part.value).startswith("-")):  # type: ignore[attr-defined]
+            yield from _constants(part)
+        named = named or (is_text and is_name)
+    for keyword in node.keywords if named else ():
+        if keyword.arg in _DEFAULTS:
+            yield from _constants(keyword.value, deep=True)
+
+
+def _compared(node: ast.Compare) -> Iterator[ast.expr]:
+    """``args.password == "X"``; in loops over words and tables ``key`` and ``token`` are none."""
+    sides = [node.left, *node.comparators]
+    names = [name for side in sides for name in _names(side)]
+    if any(is_secret(name) and not _is_bare(name) for name in names):
+        for side in sides:
+            if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set | ast.JoinedStr):
+                yield from _constants(side)
+
+
+def _beside(node: ast.Tuple | ast.List) -> Iterator[ast.expr]:
+    """``("password", "X")``, ``["--token", "X"]``."""
+    for one, other in pairwise(node.elts):
+        for name in _names(one, texts=True) if isinstance(one, ast.Constant) else ():
+            pair = len(node.elts) == 2 and not _is_bare(name)
+            if is_secret(name) and (pair or name.startswith("--")):
+                yield from _constants(other)
