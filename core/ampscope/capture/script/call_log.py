@@ -20,9 +20,9 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import ContainedPatches, Failures
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
@@ -222,7 +222,7 @@ class CallLog(StepListener):
     def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
         note = root_of_loss(root)
         scaler = scaled_by(root) or self._of_factor(_factor(note))
-        with no_dispatch():
+        with own_ops():
             numbers = readable(root)
             value = math.nan
             if numbers is not None and numbers.numel():
