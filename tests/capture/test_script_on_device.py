@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils.checkpoint import checkpoint
 
 from ampscope import zoo
-from ampscope.capture import histograms
+from ampscope.capture import histograms, own_ops
 from ampscope.capture.script.optimizer_steps import gradient_facts
 from ampscope.capture.tensors import are_finite
 from ampscope.numerics.histogram import RAW_LEN, Raw
@@ -125,10 +125,19 @@ class Watched:
 
     @contextlib.contextmanager
     def __call__(self, patches: pytest.MonkeyPatch) -> Iterator[None]:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("ampscope.") and hasattr(module, "no_dispatch"):
-                # Below the op watch and above the device that counts.
-                patches.setattr(module, "no_dispatch", self.recorder._not_watched)
+        # Below the op watch and above the device that counts.
+        watch = self.recorder.watch
+        before: list[bool] = []
+
+        def switch_off(here: object) -> None:
+            before.append(watch.enabled)
+            watch.enabled = False
+
+        def switch_on(here: object) -> None:
+            watch.enabled = before.pop()
+
+        patches.setattr(own_ops._Here, "switch_off", switch_off)
+        patches.setattr(own_ops._Here, "switch_on", switch_on)
         patches.setattr(histograms, "DeviceCounter", OneLaunch)
         with self.recorder.watching():
             yield

@@ -6,7 +6,8 @@
     failures.note                        # "Not recorded in full: the weights' histograms (…)."
 
 The training's own errors must never pass through here: only what ampscope itself computes is run
-inside. A failure that is an answer to the user (:class:`AmpscopeError`, an interrupt) goes on.
+inside, and no mode of the script's sees it (:mod:`ampscope.capture.own_ops`). A failure that is an
+answer to the user (:class:`AmpscopeError`, an interrupt) goes on.
 
 Also here: the time that instruments take, which is none of the training's.
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from ampscope.capture.own_ops import own_ops, script_ops
 from ampscope.errors import AmpscopeError
 from ampscope.patches import Patches
 
@@ -73,16 +75,18 @@ def in_words(error: Exception) -> str:
 class _Contained:
     """A class and no generator, which would take 1.5 us more: ops enter it twice each."""
 
-    __slots__ = ("_failures", "_what")
+    __slots__ = ("_failures", "_own", "_what")
 
     def __init__(self, failures: Failures, what: str) -> None:
         self._failures = failures
         self._what = what
+        self._own = own_ops()
 
     def __enter__(self) -> None:
-        pass
+        self._own.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> bool:
+        self._own.__exit__()
         if not isinstance(error, Exception) or isinstance(error, AmpscopeError):
             return False
         self._failures.add(self._what, error)
@@ -106,7 +110,8 @@ class ContainedPatches(Patches):
     ) -> Any:
         inner = _Original(original)
         try:
-            return call(inner, *args, **kwargs)
+            with own_ops() as inner.is_scripts:
+                return call(inner, *args, **kwargs)
         except Exception as error:
             # An error that a frame of its own traceback held would stay, with all that it holds.
             raised, inner.raised = inner.raised, None
@@ -123,19 +128,25 @@ class ContainedPatches(Patches):
 
 
 class _Original:
-    """A function that remembers how its call ended."""
+    """A function that remembers how its call ended. Called by the script, it runs as the script's
+    own."""
 
-    __slots__ = ("_function", "has_returned", "raised", "result")
+    __slots__ = ("_function", "has_returned", "is_scripts", "raised", "result")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self.has_returned = False
+        self.is_scripts = False
         self.raised: Exception | None = None
         self.result: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            self.result = self._function(*args, **kwargs)
+            if self.is_scripts:
+                with script_ops():
+                    self.result = self._function(*args, **kwargs)
+            else:
+                self.result = self._function(*args, **kwargs)
         except Exception as error:
             self.raised = error
             raise

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.exponent_count import (
@@ -32,6 +31,7 @@ from ampscope.capture.exponent_count import (
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import Numbers
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import (
     Unreadable,
     floating_tensors,
@@ -117,7 +117,8 @@ class HistogramHooks:
             return
         started = time.perf_counter()
         try:
-            self._look(index, output)
+            with own_ops():
+                self._look(index, output)
         except Exception as error:  # no look at a tensor may end the step
             if self._failures is None:
                 raise
@@ -146,7 +147,8 @@ class HistogramHooks:
             return
         started = time.perf_counter()
         try:
-            self.counts.add(Role.GRAD_OUTPUT, index, gradient)
+            with own_ops():
+                self.counts.add(Role.GRAD_OUTPUT, index, gradient)
         except Exception as error:
             if self._failures is None:
                 raise
@@ -227,7 +229,7 @@ class Accumulator:
             return PendingFrames(step, scale, [], np.zeros((0, RAW_LEN), np.int64), [])
         pending = []
         for device in self._devices.values():
-            with no_dispatch():
+            with own_ops():
                 pending.append(device.collect())
         keys = [(row, self._keys[row]) for row in sorted(self._touched)]
         collected = PendingFrames(
@@ -252,7 +254,7 @@ class Accumulator:
         _held, address = self._memory  # another thread may make the table larger meanwhile
         if count_small_into(tensor, address + row * _ROW_BYTES):
             return
-        with no_dispatch():
+        with own_ops():
             if tensor.device.type == "cpu":
                 self._uses_cpu = True
                 count_into(tensor, self._counts[row])
@@ -290,7 +292,7 @@ class PendingFrames:
         """A frame for each role that was counted. Waits for a device whose counts have not
         arrived."""
         for one in self._pending:
-            with no_dispatch():
+            with own_ops():
                 rows = one.rows()
             for place, (row, _) in enumerate(self._keys):
                 if row < len(rows):

@@ -21,11 +21,11 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import HALF, floating_tensors, in_backward, plain, unreadable, version
 from ampscope.capture.user_objects import modules, parameters
 from ampscope.policy.precision import tf32_switches
@@ -160,7 +160,7 @@ class Shadow:
             self._time.spent(f"the comparison of some tensors with fp32 ({role.value})"),
             torch.no_grad(),
             autocast_off,
-            no_dispatch(),
+            own_ops(),
         ):
             if not unreadable(half) and not unreadable(reference):
                 self._comparisons.add(module, role, half.detach(), reference, scale)

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import PLAIN
 from ampscope.late_imports import late_import, real_builtins
 
@@ -191,7 +191,7 @@ def _machine() -> _Machine | None:
         with real_builtins():  # numba imports more as it compiles
             machine = _Machine((kernel.look(), kernel.norms(), kernel.copy()), calls, known)
         # Whatever surrounds the first call: a mode, a default device.
-        with torch._C.DisableTorchFunction(), no_dispatch(), torch.no_grad():
+        with own_ops(), torch.no_grad():
             return machine if _is_right(machine) else None
     except Exception:  # of any kind: then this is not the numba or the torch that is known here
         return None

@@ -16,11 +16,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import floats, holds_numbers, numbers, opened
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, add_rows
 from ampscope.records import Frame, NonFiniteRecord, Role
@@ -44,7 +44,7 @@ def count_gradients(counts: Accumulator, placed: Iterable[tuple[int, Tensor]]) -
 def count_updates(counts: Accumulator, owned: Iterable[tuple[int, Tensor, Tensor]]) -> None:
     """Add new minus old weights: (number of the module, parameter, copy of its numbers before).
     The copies are used up."""
-    with torch.no_grad(), no_dispatch():
+    with torch.no_grad(), own_ops():
         both = [
             (owner, now, before)
             for owner, parameter, before in owned
@@ -114,7 +114,7 @@ class WeightObserver:
     def remember(self) -> None:
         """Keep a copy of the weights, to be compared after the optimizer's step."""
         try:
-            with torch.no_grad(), no_dispatch():
+            with torch.no_grad(), own_ops():
                 if not self._before:
                     self._before = [torch.empty_like(values) for values in self._values()]
                 if self._before:

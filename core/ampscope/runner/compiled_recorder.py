@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.fused_kernels import noting
 from ampscope.capture.global_hooks import REGISTERED
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.taps import ACTIVATION, DRAW, Place, RunningModules, below, tapping
@@ -262,7 +262,7 @@ class TapLog:
         kept = step < (DRAWN_STEPS if place.role == DRAW else TAPPED_STEPS)
         if not kept and self._bad is not None and self._bad != step:
             return
-        with torch.no_grad(), no_dispatch():
+        with torch.no_grad(), own_ops():
             numbers = readable(tensor)
             if numbers is None or not numbers.numel():
                 return

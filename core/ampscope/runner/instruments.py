@@ -16,13 +16,13 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
+from ampscope.capture.own_ops import own_ops, script_ops
 from ampscope.capture.shadow import Shadow, random_state_kept, remembered
 from ampscope.capture.weights import WeightObserver, gradient_norm, moved_share
 from ampscope.records import Cadence, Role
@@ -98,7 +98,7 @@ class Instruments:
         with self._time.spent("the histograms of the weights"):
             if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
-        with self._time.spent("the fp32 shadow"):
+        with self._time.spent("the fp32 shadow"), script_ops():
             self._shadow = self._shadows.run(step, scale, batch)
         self._weights.start_step()
         self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
@@ -126,7 +126,8 @@ class Instruments:
             self._hooks.end_step()
         if skipped and self._shadow is None:
             with self._time.spent("the fp32 shadow of a skipped step"):
-                self._shadow = self._shadows.run_skipped(self._step, self._carried, self._batch)
+                with script_ops():
+                    self._shadow = self._shadows.run_skipped(self._step, self._carried, self._batch)
                 if self._shadow is not None:
                     self._shadow.compare_weights()
         self._batch = None
@@ -156,7 +157,7 @@ class Instruments:
         """Gradients are complete and still scaled."""
         self._trace.place.outside = "step"
         if self.training.workload.step is not None:  # the usual step clips nothing
-            with self._time.spent("the norm of the gradients"), no_dispatch():
+            with self._time.spent("the norm of the gradients"), own_ops():
                 self._complete_norm = gradient_norm(self._names) / self._scale
         if self._shadow is not None:
             with self._time.spent("the comparison of the weights' gradients with fp32"):
@@ -171,7 +172,7 @@ class Instruments:
         norm = 0.0
         self._carried = 1.0 if is_unscaled else self._scale
         with self._time.spent("the norm of the gradients"):
-            with no_dispatch():
+            with own_ops():
                 norm = gradient_norm(self._names)
             self.grad_norm = norm if is_unscaled else norm / self._scale
             before = self._complete_norm

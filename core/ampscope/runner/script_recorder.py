@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import line_uses
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
@@ -626,7 +626,7 @@ def _has_moved(parameter: Tensor, first: Tensor | None) -> bool:
     now = readable(parameter)
     if now is None or first is None or now.shape != first.shape:
         return False
-    with no_dispatch():
+    with own_ops():
         return not torch.equal(plain(now).detach().float(), plain(first).float())
 
 

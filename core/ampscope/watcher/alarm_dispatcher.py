@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ampscope.capture.own_ops import script_ops
 from ampscope.records import Event, State
 from ampscope.watcher.alarms import Alarm, AlarmBounds, StopAsked, TrainingStopped, warn
 from ampscope.watcher.capsule import CapsuleLimits
@@ -73,7 +74,8 @@ class AlarmDispatcher:
         self._send(alarms)
         if self._settings.on_alarm is not None:
             for alarm in alarms:
-                self._settings.on_alarm(alarm)
+                with script_ops():
+                    self._settings.on_alarm(alarm)
         for alarm in alarms:
             if self._settings.policy_of(alarm.name) not in silent:
                 warn(f"Step {alarm.step}: {alarm.text}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ampscope.analysis.ranks import SHARED
 from ampscope.capture.global_hooks import FORWARD, Subscription
+from ampscope.capture.own_ops import script_ops
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.capture.user_objects import children
 from ampscope.errors import BadInput
@@ -123,7 +124,8 @@ class BadSteps:
         self.look_away(on=True)
         try:
             plain = {root.name: root.plain for root in self._models.roots}
-            return replay(plain, forwards, scale, self._models)
+            with script_ops():
+                return replay(plain, forwards, scale, self._models)
         finally:
             self.look_away(on=False)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import is_capturing
 from ampscope.watcher.alarms import Alarm, StopAsked, TrainingStopped
 
@@ -46,7 +47,8 @@ class Guard:
                 if captured is not None:
                     captured()
                 return None
-            return function(*args, **kwargs)
+            with own_ops():
+                return function(*args, **kwargs)
         except MEANT:
             raise
         except Exception as error:  # of any kind: it would end the training

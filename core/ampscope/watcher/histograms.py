@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.analysis.ranks import merged
@@ -27,6 +26,7 @@ from ampscope.capture import weights
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks, PendingFrames
 from ampscope.capture.model_map import NamedParameter
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import HALF, opened
 from ampscope.capture.user_objects import parameters_of
@@ -119,7 +119,7 @@ class StepHistograms:
             self._count(optimizer, with_weights=self._detail.weights)
 
     def _count(self, optimizer: Optimizer, *, with_weights: bool) -> None:
-        with self._time.spent("gradients"), no_dispatch():
+        with self._time.spent("gradients"), own_ops():
             counts = self._counts.setdefault(id(optimizer), Accumulator())
             own = self._parameters(optimizer)
             weights.count_gradients(counts, ((i, p.tensor) for i, p in own))
@@ -137,7 +137,7 @@ class StepHistograms:
         """The optimizer is about to step."""
         if not self._detail.weights:
             return
-        with self._time.spent("weights"), torch.no_grad(), no_dispatch():
+        with self._time.spent("weights"), torch.no_grad(), own_ops():
             held = [p.tensor for _, p in self._parameters(optimizer)]
             self.stalled_share = self._stalling.look(optimizer, held, self._step)
             own = [(i, p) for i, p in self._parameters(optimizer) if p.is_counted]

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import clip_grad
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import wait_for
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensor_table import UNKNOWN
 from ampscope.capture.tensor_table import norms as small_norms
 from ampscope.capture.tensors import all_finite, floats
@@ -338,7 +338,7 @@ def checked(norms: Norms, gradients: dict[int, Tensor], scale: float = 1.0) -> N
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str:
     """The name of the first of these that holds NaN or infinity; "" where none does. Waits for the
     device."""
-    with torch.no_grad(), no_dispatch():
+    with torch.no_grad(), own_ops():
         return next((name for name, tensor in tensors.items() if not all_finite(tensor)), "")
 
 

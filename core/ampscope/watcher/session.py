@@ -32,11 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import tensor_table
 from ampscope.capture.exponent_count import prepare
 from ampscope.capture.failures import working_s
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
@@ -268,7 +268,7 @@ class Session(TrainingListener):
         is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
         if self._smallest is None or self._knows_of_steps or not is_due:
             return
-        with torch.no_grad(), no_dispatch():
+        with torch.no_grad(), own_ops():
             now = readable(self._smallest)
             if now is None:
                 return
@@ -281,7 +281,7 @@ class Session(TrainingListener):
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
         started = working_s()
-        with no_dispatch():
+        with own_ops():
             self.now.take_gradients(scaled, gradients)
         self.now.own_s += working_s() - started
 
@@ -301,7 +301,7 @@ class Session(TrainingListener):
         if not self._has_stepped:
             self._locate()
         gradients = self._optimizers.gradients(optimizer)
-        with no_dispatch():
+        with own_ops():
             loss, weights = self.now.take_loss(), self._some_weights(step)
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
             numbers = scaler_numbers(scaler)
@@ -347,7 +347,7 @@ class Session(TrainingListener):
         read.norms = read.readout.norms()
         if read.norms.suspects:
             scale = (is_unscaled and read.scale) or 1.0
-            with no_dispatch():
+            with own_ops():
                 read.norms = checked(read.norms, self._optimizers.gradients(optimizer), scale)
         if read.is_bad:
             if self.schedule.is_news:
@@ -397,7 +397,7 @@ class Session(TrainingListener):
         self._has_stepped, self._is_late = True, False
         self._judge_behind_wait(optimizer)  # of a step that was skipped
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
-        with no_dispatch():
+        with own_ops():
             left_out = (
                 PendingFlag(skipped)
                 if isinstance(skipped, Tensor) and read.norms is None

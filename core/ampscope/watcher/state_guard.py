@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import floats
 from ampscope.capture.user_objects import buffers, parameters, state_of
 from ampscope.errors import BadInput
@@ -111,7 +111,7 @@ class StateGuard:
 def _bad(tensors: Mapping[str, Tensor]) -> str:
     """The name of the first that is not finite. One pass of norms; a second look only where one of
     them is not finite, as a sum of squares in fp32 overflows above 2^64."""
-    with torch.no_grad(), no_dispatch():
+    with torch.no_grad(), own_ops():
         some = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
         norms = read_numbers({}, None, list(some.values())).weights
         if all(norm - norm == 0.0 for norm in norms):

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.user_objects import torch_optimizer
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import Event, RunInfo, StepRecord
@@ -82,7 +83,8 @@ class Watch:
     def loss(self, value: Any) -> None:
         """The loss of the step that is coming, where it is not the tensor that backward began at:
         a number or a tensor of one element."""
-        self._session.now.give(value)
+        with own_ops():
+            self._session.now.give(value)
 
     def record_next(self, steps: int = 1, *, reference: bool = False) -> None:
         """Take histograms of the steps that come after the present one, whatever the schedule.
@@ -113,12 +115,14 @@ class Watch:
         Raises:
             BadInput: the watch was made without ``guard=True``.
         """
-        return self._session.checkpoint(Path(path), keep=keep, problem=problem)
+        with own_ops():
+            return self._session.checkpoint(Path(path), keep=keep, problem=problem)
 
     def state_problem(self) -> str:
         """What is not finite now of weights, averages, buffers and optimizer state; "" where all of
         it is. Raises BadInput where the watch was made without ``guard=True``."""
-        return self._session.state_problem()
+        with own_ops():
+            return self._session.state_problem()
 
     def replay(self) -> Replay:
         """Run the newest kept step again, here and now, with the weights as they are.
@@ -129,7 +133,8 @@ class Watch:
 
     def close(self, error: BaseException | None = None) -> None:
         """Take everything off and finish the run; again does nothing."""
-        self._session.close(*ending_of(error))
+        with own_ops():
+            self._session.close(*ending_of(error))
         live, self._live = self._live, None
         if live is not None:
             with contextlib.suppress(Exception):  # a figure that fails must hide no error
@@ -223,7 +228,8 @@ def watch(
         if one not in POLICIES:
             raise BadInput(f"policy is one of {', '.join(POLICIES)}, not {one!r}.")
     place = place_now(group)
-    models = WatchedModels(named(model), place.rank)
+    with own_ops():
+        models = WatchedModels(named(model), place.rank)
     if not models.parameters:
         raise BadInput("The model has no parameters: there is nothing to train.")
     path = default_path() if store is None else Path(store).expanduser()
@@ -245,8 +251,9 @@ def watch(
     )
     given = optimizers_of(optimizer), scalers_of(scaler)
     close_watches_of(models)
-    session = Session(models, *given, path, place, settings)
-    session.open()
+    with own_ops():
+        session = Session(models, *given, path, place, settings)
+        session.open()
     run = Watch(session)
     if in_notebook() and not session.recorder.error:
         with contextlib.suppress(AmpscopeError):  # another program holds the store

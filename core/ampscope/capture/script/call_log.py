@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import ContainedPatches, Failures
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.gradients_by_hand import (
@@ -454,7 +454,7 @@ def _parameter_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
 
 def _sum_of(loss: Tensor) -> float:
     """NaN of what cannot be read."""
-    with no_dispatch():
+    with own_ops():
         numbers = readable(loss)
         return math.nan if numbers is None or not numbers.numel() else float(numbers.float().sum())
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.tensors import HALF, are_finite, fetch, has_own_memory
 from ampscope.capture.user_objects import parameters_of
@@ -50,7 +50,7 @@ class GradientChanges:
         small = sum(p.numel() for p, _ in parameters.values()) <= MAX_NUMEL
         if not small or len(self.records) >= MAX_CHANGES:
             return
-        with no_dispatch():
+        with own_ops():
             for key, (_, gradient) in parameters.items():
                 if _is_comparable(gradient):
                     self._copies[key] = gradient.detach().clone()
@@ -63,7 +63,7 @@ class GradientChanges:
         own = [(p, self._copies.pop(id(p), None)) for p in parameters_of(optimizer)]
         if not self._copies:
             self._writes.stop()
-        with no_dispatch():
+        with own_ops():
             changed = _changed(
                 [
                     (copy, p.grad.detach())
@@ -113,7 +113,7 @@ class ReplacedGradients:
         """What is not finite still will be seen again; what was emptied belongs to a batch that
         the script has left out."""
         self._take_set()
-        with no_dispatch():
+        with own_ops():
             kept = [(key, p.grad) for key, (p, _, _) in self._bad.items() if p.grad is not None]
             finite = are_finite([gradient for _, gradient in kept])
             filled = fetch([gradient.any() for _, gradient in kept])
@@ -124,7 +124,7 @@ class ReplacedGradients:
     def after_backward(self, optimizers: list[Optimizer]) -> None:
         """A backward has ended."""
         parameters = {id(p): p for o in optimizers for p in parameters_of(o)}.values()
-        with no_dispatch():
+        with own_ops():
             held = [
                 (p, p.grad) for p in parameters if p.grad is not None and _is_comparable(p.grad)
             ]
@@ -138,7 +138,7 @@ class ReplacedGradients:
         """The script took gradients by itself: parameters and their gradients. They are the
         training's where the script sets them as ``grad`` afterwards."""
         self._take_set()
-        with no_dispatch():
+        with own_ops():
             held = [(p, g) for p, g in pairs if _is_comparable(g)]
             finite = are_finite([gradient for _, gradient in held])
             for (parameter, gradient), is_finite in zip(held, finite, strict=True):
@@ -184,7 +184,7 @@ class ReplacedGradients:
             self._writes.stop()
         if not (own or in_hooks) or len(self.records) >= MAX_REPLACED:
             return
-        with no_dispatch():
+        with own_ops():
             left = [(p.grad, norm, taint) for p, norm, taint in own]
             finite = are_finite([g for g, _, _ in left if g is not None])
             if not all(finite):

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import has_own_memory, readable
 from ampscope.capture.user_objects import parameters_of
 
@@ -106,7 +106,7 @@ class ClearedGradients:
         """A backward pass begins: ``report`` gets each optimizer whose gradients are gone."""
         for key, optimizer in list(self._filled.items()):
             gradients = (p.grad for p in parameters_of(optimizer))
-            with no_dispatch():
+            with own_ops():
                 is_clear = not any(_holds_something(g) for g in gradients if g is not None)
             if is_clear:
                 del self._filled[key]

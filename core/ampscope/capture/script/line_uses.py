@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.tensors import holds_numbers, in_backward, plain
 from ampscope.numerics.formats import dtype_name
@@ -68,7 +68,7 @@ class LineUses:
     def _count_lost(self, key: _Key, before: Tensor, after: Tensor) -> None:
         if before.shape != after.shape or not (holds_numbers(before) and holds_numbers(after)):
             return
-        with no_dispatch():
+        with own_ops():
             was, now = plain(before).count_nonzero(), plain(after).count_nonzero()
             self._nonzero[key] += int(was)
             self._lost[key] += int(was) - int(now)

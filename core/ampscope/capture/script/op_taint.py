@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import HALF, has_own_memory
 from ampscope.observations import OpUse
 
@@ -115,7 +115,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         if tensor.is_sparse:
-            with no_dispatch():
+            with own_ops():
                 return tensor._values().untyped_storage()
         return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):  # wrappers of torch.func

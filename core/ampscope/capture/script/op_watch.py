@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bound in C++
 from torch.autograd.function import BackwardCFunction
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.failures import Failures
@@ -34,6 +33,7 @@ from ampscope.capture.global_hooks import (
     Subscription,
     a_step_runs,
 )
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import op_exact, op_facts, op_taint
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.mode_sleep import ModeSleep
@@ -183,7 +183,7 @@ class OpWatch(StepListener):
         taint = None if tensor is None else self.taints.of(tensor)
         if tensor is None or taint is None or taint == INTENDED:
             return None
-        with no_dispatch():
+        with own_ops():
             return None if all_finite(tensor) else taint
 
     def place(self) -> tuple[str, int]:
@@ -572,11 +572,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         prior: dict[int, int] = {}
         before = None
         # A look must never end the script's own op, nor ask its modes and classes anything.
-        with torch._C.DisableTorchFunction(), watch.failures.contained("some ops"):
+        with watch.failures.contained("some ops"):
             prior = watch.prior_taints(func, args, kwargs)
             before = op_facts.remember_target(func, args, is_bad=bool(prior))
         out = func(*args, **kwargs)
-        with torch._C.DisableTorchFunction(), watch.failures.contained("some ops"):
+        with watch.failures.contained("some ops"):
             node = torch._C._current_autograd_node()
             tensors = op_facts.tensors(args, kwargs)
             if watch.on_op is not None:
@@ -897,7 +897,8 @@ class Reads:
             @functools.wraps(original)
             def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_watching() and isinstance(tensor, Tensor):
-                    self.read(tensor, None)
+                    with own_ops():
+                        self.read(tensor, None)
                 return original(tensor, *args, **kwargs)
 
             return wrapper

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.op_facts import first_bad_index
 from ampscope.capture.tensors import HALF, are_finite, fetch, holds_numbers, plain, readable
 from ampscope.capture.user_objects import buffers, groups_of, parameters, state_of
@@ -169,7 +169,7 @@ def scan(
     first: Tensor | None = None,
 ) -> Scan:
     """Facts about one floating-point tensor; ``first`` is what it was at its first sight."""
-    with no_dispatch():  # what ampscope computes is none of the script's ops
+    with own_ops():  # what ampscope computes is none of the script's ops
         return _scan(moment, kind, name, tensor, step, first)
 
 

@@ -21,10 +21,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.global_hooks import a_step_runs
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.calls import Calls, Numbering
 from ampscope.capture.script.gradient_changes import (
     GradientChanges,
@@ -151,7 +151,7 @@ class OptimizerSteps(StepListener):
         with self.failures.contained("gradients that were replaced"):
             self.replaced.after_backward(self.living())
         if self._by_hand:
-            with no_dispatch():
+            with own_ops():
                 for optimizer in self.optimizers:
                     parameters = parameters_of(optimizer)
                     if not any(map(_has_hooks, parameters)):
@@ -169,7 +169,7 @@ class OptimizerSteps(StepListener):
             name = self.optimizer_name(optimizer)
             if self._kept.get(name, False) is not False:
                 held = (readable(p.grad) for p in parameters_of(optimizer) if p.grad is not None)
-                with no_dispatch():
+                with own_ops():
                     self._kept[name] = not all(are_finite([g for g in held if g is not None]))
 
     def of_optimizers(self, pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -234,7 +234,7 @@ class OptimizerSteps(StepListener):
         wanted = self._instruments is not None and self._instruments.wants_updates
         # One each: a step may call another optimizer's (SAM, Lookahead).
         motion = self._motions[id(optimizer)] = WeightMotion()
-        with no_dispatch(), self._spent("the weights before a step"):  # there may be no memory
+        with own_ops(), self._spent("the weights before a step"):  # there may be no memory
             motion.start(parameters_of(optimizer), is_wanted=wanted)
             before = self._samples.pop(name, None)
             self._samples[name] = WeightSample(parameters_of(optimizer), before)
@@ -246,7 +246,7 @@ class OptimizerSteps(StepListener):
         self._gradients_complete(optimizer)
         motion = self._motions.pop(id(optimizer), None) or WeightMotion()
         nothing: tuple[float | None, float | None, float | None] = None, None, None
-        with no_dispatch():
+        with own_ops():
             moved, norm, expected = self._fact("how weights moved", motion.measured, nothing)
         before = motion.take()
         if self._instruments is not None:
@@ -291,7 +291,7 @@ class OptimizerSteps(StepListener):
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:
         name = self.optimizer_name(optimizer)
         # What ampscope computes is none of the script's ops.
-        with no_dispatch(), self.failures.contained("the gradients of a step"):
+        with own_ops(), self.failures.contained("the gradients of a step"):
             return self.gradients.read(optimizer, name, factor, self.count)
         return GradientFacts((), 0, 0, 0, None, None)
 
@@ -307,7 +307,7 @@ class OptimizerSteps(StepListener):
         name, fact = self.optimizer_name(optimizer), self._fact
         parameters: list[Tensor] = []
         parameters = fact("an optimizer's parameters", lambda: parameters_of(optimizer), parameters)
-        with no_dispatch():
+        with own_ops():
             gradients = [p.grad for p in parameters if p.grad is not None]
             state: dict[str, Any] = {"state_dtypes": ""}
             state = fact("its state", lambda: state_facts(optimizer, self._moments), state)

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.failures import Failures, OwnTime
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.module_paths import ModulePaths, unwrapped
 from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.script.optimizer_steps import StepInstruments
@@ -317,7 +317,7 @@ class _Looking(AbstractContextManager[None]):
     """Around what ampscope computes: no op of the script's, nothing that autograd sees."""
 
     def __init__(self, spent: AbstractContextManager[None]) -> None:
-        self._parts = (spent, no_dispatch(), torch.no_grad())
+        self._parts = (spent, own_ops(), torch.no_grad())
 
     def __enter__(self) -> None:
         for part in self._parts:

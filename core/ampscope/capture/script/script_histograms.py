@@ -27,6 +27,7 @@ from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
+from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.user_objects import IdMap, modules, own_parameters, parameters, parameters_of
 from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRecord, Role
@@ -209,7 +210,8 @@ class ScriptModels:
             return None
         number = self._numbers.get(module)
         if number is None:
-            self._add(self._paths.root_of(module))
+            with own_ops():
+                self._add(self._paths.root_of(module))
             number = self._numbers.get(module)
         return number
 
