@@ -1,7 +1,7 @@
 """The runs of a diagnosis write to files of their own: the user's stay as they are, byte for byte,
 no run sees another's, and each starts from what the user had.
 
-Everything is tried with overlays, where this machine allows them, and with the mirror.
+Everything is tried in each way of doing it that this machine allows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import pytest
 from ampscope.files import make_deletable
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.runner.private_files import FORCED, MIRROR, OVERLAY, _overlaid, roots_of
+from ampscope.runner.overlay import overlaid
+from ampscope.runner.private_copy import ALL_WRITES, landlock_version
+from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
 from tests.helpers.script_diagnoses import diagnosed, spec
 
 
@@ -31,7 +33,7 @@ def why_no_overlay() -> str:
         if not pid:
             said = ""
             try:
-                _overlaid([str(root)], "-m none", Path(made) / "runs.db", Path(made) / "view")
+                overlaid([str(root)], [], Path(made) / "runs.db", Path(made) / "view")
             except BaseException as error:
                 said = str(error) or type(error).__name__
             os.write(writing, said.encode())
@@ -47,7 +49,10 @@ def why_no_overlay() -> str:
 WHY_NOT = why_no_overlay()
 KINDS = [
     pytest.param(OVERLAY, marks=pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")),
-    MIRROR,
+    pytest.param(
+        COPY, marks=pytest.mark.skipif(landlock_version() < ALL_WRITES, reason="no Landlock")
+    ),
+    COMPARED,
 ]
 
 RESUMES = """\
@@ -201,13 +206,11 @@ def test_large_data_is_not_copied_and_stays_as_it_is(
     assert report.elapsed_s < 60
 
 
-@pytest.mark.parametrize("kind", [OVERLAY, MIRROR, ""])
+@pytest.mark.parametrize("kind", [*KINDS, ""])
 def test_the_working_folder_may_hold_the_store_and_the_temporary_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a user stands in /tmp, and the script is a project's elsewhere."""
-    if kind == OVERLAY and WHY_NOT:
-        pytest.skip(f"overlay: {WHY_NOT}")
     here, project = tmp_path / "here", tmp_path / "project"
     (here / "temporary").mkdir(parents=True)
     project.mkdir()

@@ -42,6 +42,7 @@ from ampscope.launcher.children import (
 from ampscope.observations import Observation
 from ampscope.privacy import forget, hide_secrets_of, is_masked, leave
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
+from ampscope.runner.private_copy import put_back
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
@@ -184,7 +185,7 @@ class ScriptRuns:
             with contextlib.suppress(StoreError, BadInput):  # it may not have come to be
                 close_if_open(self.store, run_id, State.CANCELLED, "Cancelled.")
         for run_id in self._started:
-            throw_away(self._file(run_id, "view"))
+            self._end_view(run_id)
         self.folder.cleanup()
 
     def start(
@@ -270,7 +271,7 @@ class ScriptRuns:
         sentence = last_words(self._answer(run_id), last)
         close_if_open(self.store, run_id, State.FAILED, sentence)
         self._open.discard(run_id)
-        throw_away(self._file(run_id, "view"))
+        self._end_view(run_id)
         forget(run_id)
         with Reader(self.store) as reader:
             info = reader.run(run_id)
@@ -296,6 +297,12 @@ class ScriptRuns:
         with self._changed:
             self._gone = True
             self._changed.notify_all()
+
+    def _end_view(self, run_id: str) -> None:
+        """Throw away what a run wrote; also where it was killed, the user's files are put back."""
+        view = self._file(run_id, "view")
+        put_back(view, self.store.absolute().with_name(f"{self.store.name}.changed") / run_id)
+        throw_away(view)
 
     def _file(self, run_id: str, name: str) -> Path:
         return Path(self.folder.name) / f"{run_id}.{name}"
