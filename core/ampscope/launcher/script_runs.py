@@ -107,15 +107,17 @@ class ScriptRuns:
         store: Path,
         *,
         private: bool = False,
+        in_place: bool = False,
         python: str = sys.executable,
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """``private``: each run has a copy-on-write view of the files that the script writes, and
-        the user's stay as they are; otherwise the script writes for real. The runs are made by
+        """``private``: each run has a view of its own of the files that the script writes, and the
+        user's stay as they are, unless ``in_place``; trackers send nothing. Otherwise the script
+        writes for real, as the user's own training does. The runs are made by
         ``python``, with ``variables`` added to the environment, in ``folder``."""
         self.spec = spec
-        self.private = private
+        self.private, self.in_place = private, in_place
         self.store = store
         self._python, self._variables, self._cwd = python, variables or {}, folder
         hide_secrets_of(spec.args)
@@ -216,7 +218,7 @@ class ScriptRuns:
         limit = hard_limit_s(spec) + KILLED_AFTER_S
         paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
         with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
-            view = self._file(run_id, "view") if self.private else ""
+            view = self._file(run_id, "view") if self.private and not self.in_place else ""
             line = f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\t{view}\n"
             process.stdin.write(line.encode())
             process.stdin.flush()

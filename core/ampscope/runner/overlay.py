@@ -23,10 +23,11 @@ from pathlib import Path
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
-_KERNEL = ("/dev", "/proc", "/sys")
+KERNEL = ("/dev", "/proc", "/sys")
 # Where the store's folder is bound: no script cleans there, as some do in the temporary folder.
 _STORE = ("/proc/fs", "/proc/driver", "/proc/tty")
-_SEARCHED, _DEEP = 2_000, 4  # folders and levels in which a user's folders are looked for
+INSTALLED = ("/usr", "/etc", "/boot", "/bin", "/lib", "/lib64", "/sbin")
+_SEARCHED, _DEEP = 5_000, 4  # folders and levels in which a user's folders are looked for
 
 
 def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: Path) -> Path:
@@ -46,19 +47,28 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
 
         mounts = _mount_points()
         covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m)), *roots}
+        split: list[str] = []
         if as_user:
             covered |= set(_own_folders(covered))
+            split = _split(covered, mounts)
         lower = {place: path_of(place) for place in sorted(covered, key=len) if _is_there(place)}
         kept = [c for c in shared if _is_there(c)]
         kept += [m for m in mounts if _is_there(m) and not os.path.isdir(m)] + _sockets()
-        bound = {place: path_of(place) for place in kept if not _below(place, _KERNEL)}
+        bound = {place: path_of(place) for place in kept if not _below(place, KERNEL)}
         beside = path_of(str(store.absolute().parent))
         places = _Places(folder, opened)
         done: list[str] = []
         try:
             for place, below in lower.items():
-                _cover(place, below, places, must=place in roots, as_user=as_user)
-                done.append(place)
+                if place not in split:
+                    _cover(place, below, places, must=place in roots, as_user=as_user)
+                    done.append(place)
+                elif place in roots:
+                    raise OSError(f"another file system is mounted below {place}")
+                elif os.access(place, os.W_OK):
+                    _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
+                    done.append(place)
+                    _make_read_only(place)
             for place, below in bound.items():
                 _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
                 done.append(place)
@@ -84,7 +94,7 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
 def _top_folders() -> list[str]:
     with os.scandir("/") as found:
         names = [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
-    return [path for path in names if path not in _KERNEL]
+    return [path for path in names if path not in KERNEL]
 
 
 def _mount_points() -> list[str]:
@@ -96,7 +106,7 @@ def _mount_points() -> list[str]:
             # Spaces and the like are written as octal numbers (proc_pid_mountinfo(5)).
             octal = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), line.split()[4])
             place = os.fsdecode(octal)
-            if place != "/" and not _below(place, _KERNEL):
+            if place != "/" and not _below(place, KERNEL):
                 found.append(place)
     return found
 
@@ -104,17 +114,29 @@ def _mount_points() -> list[str]:
 def _own_folders(covered: Iterable[str]) -> Iterator[str]:
     """Folders that this user may write, below those of others: in a user namespace, which knows one
     user, an overlay cannot copy the folder of another, and could not be written below it."""
-    left = [(place, 0) for place in covered]
+    left = [(place, 0) for place in sorted(covered) if not _below(place, INSTALLED)]
     for place, depth in left:
-        if os.access(place, os.W_OK):
-            continue
         with contextlib.suppress(OSError), os.scandir(place) as found:
-            for entry in found:
+            for entry in found if os.stat(place).st_uid != os.geteuid() else ():
                 if entry.is_dir(follow_symlinks=False):
                     if os.access(entry.path, os.W_OK):
                         yield entry.path
-                    elif depth < _DEEP and len(left) < _SEARCHED:
+                    if depth < _DEEP and len(left) < _SEARCHED:
                         left.append((entry.path, depth + 1))
+
+
+def _split(covered: set[str], mounts: Sequence[str]) -> list[str]:
+    """Take the folders below which another file system is mounted: a user's overlay cannot go over
+    them (mount_namespaces(7), locked mounts). What lies in each is added to ``covered``."""
+    found: list[str] = []
+    left = sorted(covered)
+    for place in left:
+        if any(mount != place and _below(mount, (place,)) for mount in mounts):
+            found.append(place)
+            with contextlib.suppress(OSError), os.scandir(place) as inner:
+                left += [entry.path for entry in inner if entry.is_dir(follow_symlinks=False)]
+    covered |= set(left)
+    return found
 
 
 def _sockets() -> list[str]:

@@ -32,7 +32,7 @@ LINKS = 20_000  # in one copy; further folders are links as a whole
 COMPARED_ENTRIES = 200_000  # of the user's files
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
-_NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 # A path in an argument begins at its start, behind a sign, or behind a short option (``-o/a``).
 _SIGNS = r"\s=,;:\"'{}\[\]()"
 _PATH = re.compile(rf"(?:^|(?<=[{_SIGNS}])|(?<=^-\w))(?:~(?=/|$)|/)[^{_SIGNS}]*")
@@ -88,7 +88,8 @@ class Copy:
     def _led_if_below(self, path: str) -> str:
         full = os.path.expanduser(path)
         led = self.led(full)
-        return path if led == full else led
+        signs = (len(path) - len(path.lstrip("/")) - 1) * "/"  # of file:///a
+        return path if led == full else signs + led
 
     def _folder(self, source: str, target: str, *, linked: bool, depth: int = 0) -> None:
         os.makedirs(target, exist_ok=True)
@@ -180,7 +181,7 @@ def copied(
     if only or landlock_version() == 2:
         _make_unwritable([base, temporary, *_store_files(store, roots), *writable])
     for name, value in os.environ.items():
-        if name not in _NEVER_LED and not name.startswith("AMPSCOPE_"):
+        if name not in NEVER_LED and not name.startswith("AMPSCOPE_"):
             with contextlib.suppress(OSError, ValueError):
                 os.environ[name] = copy.led_text(value)
     os.environ["TMPDIR"] = temporary
@@ -368,6 +369,34 @@ def _as_before(path: str, before: _Facts, copy: str) -> None:
     elif stat.S_ISDIR(before[0]):
         return  # it changes with each file that anyone makes there
     os.utime(path, ns=(before[2], before[2]), follow_symlinks=False)
+
+
+# ---- texts -----------------------------------------------------------------------------------
+
+_TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh", ".txt")
+_SMALL, _MANY, _SEEN = 64 << 10, 300, 20_000
+
+
+def paths_in(text: str) -> list[str]:
+    """What looks like an absolute path."""
+    return [found for found in _PATH.findall(text) if len(found) > 1]
+
+
+def small_texts(root: str) -> list[str]:
+    """Sources and configurations below a folder."""
+    found: list[str] = []
+    seen = 0
+    for folder, folders, files in os.walk(root):
+        seen += len(files)
+        folders[:] = [name for name in folders if not is_installed(f"{folder}/{name}")]
+        for name in files:
+            path = f"{folder}/{name}"
+            with contextlib.suppress(OSError):
+                if name.endswith(_TEXTS) and os.stat(path).st_size <= _SMALL:
+                    found.append(path)
+        if len(found) >= _MANY or seen > _SEEN:
+            break
+    return found[:_MANY]
 
 
 # ---- files -----------------------------------------------------------------------------------

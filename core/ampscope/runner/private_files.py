@@ -43,6 +43,7 @@ OVERLAY, COPY, COMPARED = KINDS = ("overlay", "copy", "compared")
 FORCED = "AMPSCOPE_PRIVATE_FILES"  # one of the three, and no other
 LOCK = "shared.lock"  # beside the views of one diagnosis
 WAITS = "Stopped before it shares what another run is at work on: it is run again alone."
+MOST_ROOTS = 20  # of a copy
 _MARKERS = (".git", "pyproject.toml", "setup.py", "setup.cfg", ".hg")
 _SYSTEM = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys",
            "/usr", "/var", "/opt", "/home", "/mnt", "/media", "/Users", "/private")  # fmt: skip
@@ -144,6 +145,7 @@ def _copied(
 ) -> View:
     cwd = os.getcwd()
     folder.mkdir(parents=True, exist_ok=True)
+    roots = _with_named(roots)
     plain = [here for here in _stands_in(workload, cwd) if not _below(here, roots)]
     writable = ["/dev", "/proc", *_caches()]
     copy = private_copy.copied(roots, plain, folder, store, writable, only=kind == COPY)
@@ -165,6 +167,30 @@ def _paths_in(arg: str) -> list[str]:
     parts = [arg, arg.rpartition("=")[2], *re.split(r"[\s=,;:\"'{}\[\]()]+", arg)]
     parts += [part[2:] for part in parts if re.match(r"-\w[/~.]", part)]
     return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
+
+
+def _with_named(roots: list[str]) -> list[str]:
+    """The roots, and folders of this user's that the environment or a small text of the project
+    names (a configuration, a script): Landlock does not keep their times and permissions."""
+    texts = [value for name, value in os.environ.items() if name not in private_copy.NEVER_LED]
+    for root in roots:
+        for path in private_copy.small_texts(root):
+            with contextlib.suppress(OSError):
+                texts.append(Path(path).read_text(errors="replace"))
+    apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
+    system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
+    shared = [os.path.realpath(path) for path in (*_caches(), *system)]
+    found = list(roots)
+    for path in sorted({p for text in texts for p in private_copy.paths_in(text)}, key=len):
+        with contextlib.suppress(OSError, ValueError):
+            real = _existing_folder(os.path.realpath(os.path.expanduser(path)))
+            is_own = os.stat(real).st_uid == os.geteuid() and os.access(real, os.W_OK)
+            holds = any(_below(other, (real,)) for other in (*roots, *shared))
+            if is_own and real not in apart and not holds and not _below(real, (*found, *shared)):
+                found.append(real)
+        if len(found) >= MOST_ROOTS:
+            break
+    return found
 
 
 def _stands_in(workload: str, cwd: str) -> list[str]:
