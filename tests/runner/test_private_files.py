@@ -16,47 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.files import make_deletable, throw_away
+from ampscope.files import throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.runner.overlay import overlaid
-from ampscope.runner.private_copy import ALL_WRITES, Copy, landlock_version, put_back
+from ampscope.runner.private_copy import Copy, put_back
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
+from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
-
-
-def why_no_overlay() -> str:
-    """ "" where this machine allows overlays. Tried in a process of its own."""
-    with tempfile.TemporaryDirectory() as made:
-        root = Path(made) / "root"
-        root.mkdir()
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            said = ""
-            try:
-                overlaid([str(root)], [], Path(made) / "runs.db", Path(made) / "view")
-            except BaseException as error:
-                said = str(error) or type(error).__name__
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as answer:
-            said = answer.read()
-        os.waitpid(pid, 0)
-        make_deletable(Path(made))
-    return said
-
-
-WHY_NOT = why_no_overlay()
-KINDS = [
-    pytest.param(OVERLAY, marks=pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")),
-    pytest.param(
-        COPY, marks=pytest.mark.skipif(landlock_version() < ALL_WRITES, reason="no Landlock")
-    ),
-    COMPARED,
-]
 
 RESUMES = """\
 import os, shutil, sqlite3
@@ -141,20 +108,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def tree(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Everything there is below ``folder``: kind, contents, mode, time of change."""
-    found: dict[str, tuple[object, ...]] = {}
-    for path in sorted(folder.rglob("*")):
-        facts = path.lstat()
-        contents = (
-            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
-        )
-        found[str(path)] = (contents, facts.st_mode, facts.st_mtime_ns, facts.st_ino)
-    found["."] = (folder.stat().st_mtime_ns,)
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_a_script_that_resumes_and_deletes_leaves_the_tree_as_it_is(
     kind: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +123,7 @@ def test_a_script_that_resumes_and_deletes_leaves_the_tree_as_it_is(
     assert answers == [("no_fault", "")] * 3, report.notes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_the_store_may_lie_in_the_project(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +138,7 @@ def test_the_store_may_lie_in_the_project(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_large_data_is_not_copied_and_stays_as_it_is(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +163,7 @@ def test_large_data_is_not_copied_and_stays_as_it_is(
     assert report.elapsed_s < 60
 
 
-@pytest.mark.parametrize("kind", [*KINDS, ""])
+@pytest.mark.parametrize("kind", [*MODES, ""])
 def test_the_working_folder_may_hold_the_store_and_the_temporary_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +208,7 @@ def test_native_code_and_other_programs_write_into_the_overlay(
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_a_script_may_clean_its_temporary_folder(
     kind: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,7 +417,7 @@ def in_view(kind: str, folder: Path, code: str, system: str = "", as_user: bool 
     return ran.stdout
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_a_script_may_stand_in_a_system_folder(kind: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/one").write_text("1")
@@ -473,7 +427,7 @@ def test_a_script_may_stand_in_a_system_folder(kind: str, tmp_path: Path) -> Non
     assert (tmp_path / "log").read_text() == "log"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
     if kind == OVERLAY:
         pytest.skip("no overlay goes over /")
@@ -486,7 +440,7 @@ def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root becomes another user"
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
     """In a user namespace, where an overlay cannot copy the folders of others: ``mine`` lies in one
     of root's."""

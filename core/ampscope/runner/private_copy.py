@@ -30,6 +30,7 @@ COPIED_BYTES, LARGE_BYTES = 64 << 20, 1 << 30
 COPIED_ENTRIES = 2_000  # in a folder, all levels: above it files are links
 LINKS = 20_000  # in one copy; further folders are links as a whole
 COMPARED_ENTRIES = 200_000  # of the user's files
+_SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
 NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -99,12 +100,13 @@ class Copy:
             place = f"{target}/{entry.name}"
             if entry.path.startswith(self._store):
                 continue
-            if entry.is_symlink():
-                self._link(entry.path, place, depth)
-            elif entry.is_dir():
-                self._inner(entry.path, place, linked=linked, depth=depth)
-            elif entry.is_file():
-                self._file(entry.path, place, linked=linked)
+            with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+                if entry.is_symlink():
+                    self._link(entry.path, place, depth)
+                elif entry.is_dir():
+                    self._inner(entry.path, place, linked=linked, depth=depth)
+                elif entry.is_file():
+                    self._file(entry.path, place, linked=linked)
         with contextlib.suppress(OSError):
             shutil.copystat(source, target)
 
@@ -171,7 +173,8 @@ def copied(
         raise OSError("this system has no Landlock that hears of every write")
     base, temporary = os.path.realpath(folder) + "/files", os.path.realpath(folder) + "/t"
     for made in (base, temporary):
-        os.makedirs(made, exist_ok=True)
+        shutil.rmtree(made, ignore_errors=True)  # of a way that did not work
+        os.makedirs(made)
     copy = Copy(roots, plain, base, str(store.absolute()))
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     before = dict(_walked(roots, str(store.absolute())))
@@ -184,7 +187,8 @@ def copied(
         if name not in NEVER_LED and not name.startswith("AMPSCOPE_"):
             with contextlib.suppress(OSError, ValueError):
                 os.environ[name] = copy.led_text(value)
-    os.environ["TMPDIR"] = temporary
+    if only or len(temporary) < _SHORT:
+        os.environ["TMPDIR"] = temporary
     sys.path[:] = [p if _below(p, (sys.prefix,)) else copy.led(p) for p in sys.path]
     return copy
 

@@ -49,9 +49,9 @@ _SYSTEM = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/ru
            "/usr", "/var", "/opt", "/home", "/mnt", "/media", "/Users", "/private")  # fmt: skip
 _TEMPORARY = ("/tmp", "/var/tmp", "/private/tmp")
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "MPLCONFIGDIR",
-           "PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR",
-           "CUDA_MPS_PIPE_DIRECTORY")  # fmt: skip
-_HOME_CACHES = (".cache", ".nv", ".triton", ".config/matplotlib")
+           "PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH",
+           "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
+_HOME_CACHES = (".nv", ".triton", ".config/matplotlib")
 
 
 class NotPossible(Exception):  # noqa: N818  # the machine does not allow it; not a bug
@@ -152,6 +152,8 @@ def _copied(
     os.chdir(copy.led(cwd))
     os.environ["PWD"] = os.getcwd()
     tempfile.tempdir = None  # as TMPDIR says now
+    if not os.path.isdir(os.path.expanduser("~/.triton")):  # it could not be made
+        os.environ.setdefault("TRITON_CACHE_DIR", f"{tempfile.gettempdir()}/triton")
     if not workload.startswith("-m "):
         workload = copy.led(os.path.abspath(workload))
     led = tuple(copy.led_text(arg) for arg in args)
@@ -334,11 +336,15 @@ def wait_for_the_other(writer: RunWriter) -> None:
 
 
 def _caches() -> list[str]:
-    """Where downloads and compiled kernels are kept for every run to find."""
-    found = [os.path.expanduser(f"~/{name}") for name in _HOME_CACHES]
-    found += [os.environ[name] for name in _CACHES if os.environ.get(name)]
-    with contextlib.suppress(OSError, KeyError):  # torch's own default, which it makes there
+    """Where downloads and compiled kernels are kept for every run to find. Those that libraries
+    would make are made: in a view they would be a run's own, or could not be."""
+    made = [os.path.expanduser("~/.cache")]
+    made += [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    with contextlib.suppress(OSError, KeyError):  # torch's own default
         name = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-        found.append(f"{tempfile.gettempdir()}/torchinductor_{name}")
-        os.makedirs(found[-1], mode=0o700, exist_ok=True)
-    return [*found, "/tmp/nvidia-mps"]
+        made.append(f"{tempfile.gettempdir()}/torchinductor_{name}")
+    for folder in made:
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = [os.path.expanduser(f"~/{name}") for name in _HOME_CACHES]
+    return [*made, *found, os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")]
