@@ -210,12 +210,13 @@ def test_native_code_and_other_programs_write_into_the_overlay(
 
 @pytest.mark.parametrize("kind", MODES)
 def test_a_script_may_clean_its_temporary_folder(
-    kind: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, project: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Nothing of the user's can be reached there, and neither can the store."""
-    (tmp_path / "t").mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short, as most are
+    request.addfinalizer(lambda: throw_away(temporary))
     monkeypatch.setenv(FORCED, kind)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.chdir(project)
     (project / "train.py").write_text(
@@ -373,7 +374,7 @@ def test_the_folder_above_is_a_root(tmp_path: Path) -> None:
 def test_a_copy_is_named_where_its_original_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    copy = Copy([str(out)], [], "/copy", "/store")
+    copy = Copy([str(out)], [], [], "/copy", "/store")
     for text in ("{}", "--out={}/a", "-o{}", "file://{}/b", '{{"out": "{}"}}', "/usr:{}:/bin"):
         assert copy.led_text(text.format(out)) == text.format(f"/copy{out}")
     for text in (f"{out}er", f"/x{out}", "https://example.org/out", "a/b", "--lr=1/2", "~"):

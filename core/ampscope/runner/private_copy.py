@@ -27,12 +27,14 @@ from typing import Any
 # A file up to this size is copied, a larger one while the sum is below the second number. What is
 # not copied is a link.
 COPIED_BYTES, LARGE_BYTES = 64 << 20, 1 << 30
+NAMED_SMALL, NAMED_BYTES = 1 << 20, 128 << 20  # the same of folders that are only named somewhere
 COPIED_ENTRIES = 2_000  # in a folder, all levels: above it files are links
 LINKS = 20_000  # in one copy; further folders are links as a whole
 COMPARED_ENTRIES = 200_000  # of the user's files
 _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
+NOT_NAMED = ("OLDPWD", "PYTHONPATH")  # what they name is no place of output
 NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 # A path in an argument begins at its start, behind a sign, or behind a short option (``-o/a``).
 _SIGNS = r"\s=,;:\"'{}\[\]()"
@@ -43,28 +45,39 @@ class Copy:
     """A copy of ``roots`` below ``base``, at the same paths. Files whose path begins with ``store``
     are ampscope's own, and left out."""
 
-    def __init__(self, roots: Sequence[str], plain: Sequence[str], base: str, store: str) -> None:
-        """Of the ``plain`` folders, a system's, the files alone are copied."""
-        self.roots = tuple(roots)
-        self.plain = tuple(plain)
+    def __init__(
+        self,
+        roots: Sequence[str],
+        named: Sequence[str],
+        plain: Sequence[str],
+        base: str,
+        store: str,
+    ) -> None:
+        """Of the ``plain`` folders, a system's, the files alone are copied; of those that are only
+        ``named`` somewhere, less of what is large."""
+        self.roots = (*roots, *named)
         self.base = base
+        self._named = tuple(named)
+        self._plain = tuple(plain)
         self._store = store
         self._links = LINKS
+        self._small = COPIED_BYTES
         self._large: list[tuple[int, str, str]] = []  # (bytes, file, its place)
 
     def make(self, kept: str = "") -> None:
         """Raises OSError. ``kept``: a folder for another copy of each file that is copied."""
-        for root in self.roots:
-            self._folder(root, self.base + root, linked=os.path.expanduser("~") == root)
-        for folder in self.plain:
+        home = os.path.expanduser("~")
+        for roots, small, room in (
+            (self.roots[: len(self.roots) - len(self._named)], COPIED_BYTES, LARGE_BYTES),
+            (self._named, NAMED_SMALL, NAMED_BYTES),
+        ):
+            self._small = small
+            for root in roots:
+                self._folder(root, self.base + root, linked=root == home)
+            self._copy_large(room)
+        for folder in self._plain:
             self._files_alone(folder, self.base + folder)
-        left = min(LARGE_BYTES, shutil.disk_usage(self.base).free // 4)
-        for size, source, target in sorted(self._large):
-            left -= size
-            if left >= 0:
-                copy_file(source, target)
-            elif not _cloned(source, target):
-                os.symlink(source, target)
+        self._copy_large(NAMED_BYTES)
         if kept:
             for path, facts in _walked([self.base + root for root in self.roots], ""):
                 if stat.S_ISREG(facts[0]):
@@ -72,10 +85,20 @@ class Copy:
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     copy_file(path, target)
 
+    def _copy_large(self, room: int) -> None:
+        left = min(room, shutil.disk_usage(self.base).free // 4)
+        for size, source, target in sorted(self._large):
+            left -= size
+            if left >= 0:
+                copy_file(source, target)
+            elif not _cloned(source, target):
+                os.symlink(source, target)
+        self._large.clear()
+
     def led(self, path: str) -> str:
         """Where a path leads from inside the copy."""
         real = os.path.realpath(path)
-        if _below(real, self.roots) or {real, os.path.dirname(real)} & set(self.plain):
+        if _below(real, self.roots) or {real, os.path.dirname(real)} & set(self._plain):
             return self.base + real
         return path
 
@@ -149,7 +172,7 @@ class Copy:
         if not os.access(source, os.R_OK) or (linked and not _cloned(source, target)):
             self._links -= 1
             os.symlink(source, target)
-        elif size > COPIED_BYTES:
+        elif size > self._small:
             self._large.append((size, source, target))
         else:
             copy_file(source, target)
@@ -157,6 +180,7 @@ class Copy:
 
 def copied(
     roots: Sequence[str],
+    named: Sequence[str],
     plain: Sequence[str],
     folder: Path,
     store: Path,
@@ -164,8 +188,8 @@ def copied(
     *,
     only: bool,
 ) -> Copy:
-    """Give this process, which must have a single thread, a copy of ``roots`` below ``folder``, and
-    of the files that lie in ``plain`` itself.
+    """Give this process, which must have a single thread, a copy of ``roots`` below ``folder``,
+    with less of those that are only ``named``, and of the files that lie in ``plain`` itself.
     ``only``: nothing but the copy, a temporary folder, the store and what is ``writable`` can be
     written from now on; otherwise :func:`put_back` is what the user's files need afterwards.
     Raises OSError."""
@@ -175,7 +199,8 @@ def copied(
     for made in (base, temporary):
         shutil.rmtree(made, ignore_errors=True)  # of a way that did not work
         os.makedirs(made)
-    copy = Copy(roots, plain, base, str(store.absolute()))
+    copy = Copy(roots, named, plain, base, str(store.absolute()))
+    roots = copy.roots
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     before = dict(_walked(roots, str(store.absolute())))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}

@@ -43,7 +43,7 @@ OVERLAY, COPY, COMPARED = KINDS = ("overlay", "copy", "compared")
 FORCED = "AMPSCOPE_PRIVATE_FILES"  # one of the three, and no other
 LOCK = "shared.lock"  # beside the views of one diagnosis
 WAITS = "Stopped before it shares what another run is at work on: it is run again alone."
-MOST_ROOTS = 20  # of a copy
+MOST_NAMED = 20  # folders, in texts and variables
 _MARKERS = (".git", "pyproject.toml", "setup.py", "setup.cfg", ".hg")
 _SYSTEM = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys",
            "/usr", "/var", "/opt", "/home", "/mnt", "/media", "/Users", "/private")  # fmt: skip
@@ -145,10 +145,11 @@ def _copied(
 ) -> View:
     cwd = os.getcwd()
     folder.mkdir(parents=True, exist_ok=True)
-    roots = _with_named(roots)
     plain = [here for here in _stands_in(workload, cwd) if not _below(here, roots)]
     writable = ["/dev", "/proc", *_caches()]
-    copy = private_copy.copied(roots, plain, folder, store, writable, only=kind == COPY)
+    copy = private_copy.copied(
+        roots, _named(roots), plain, folder, store, writable, only=kind == COPY
+    )
     os.chdir(copy.led(cwd))
     os.environ["PWD"] = os.getcwd()
     tempfile.tempdir = None  # as TMPDIR says now
@@ -171,10 +172,11 @@ def _paths_in(arg: str) -> list[str]:
     return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
 
 
-def _with_named(roots: list[str]) -> list[str]:
-    """The roots, and folders of this user's that the environment or a small text of the project
-    names (a configuration, a script): Landlock does not keep their times and permissions."""
-    texts = [value for name, value in os.environ.items() if name not in private_copy.NEVER_LED]
+def _named(roots: list[str]) -> list[str]:
+    """Folders of this user's that the environment or a small text of the project names (a
+    configuration, a script): Landlock does not keep their times and permissions."""
+    apart_from = (*private_copy.NEVER_LED, *private_copy.NOT_NAMED)
+    texts = [value for name, value in os.environ.items() if name not in apart_from]
     for root in roots:
         for path in private_copy.small_texts(root):
             with contextlib.suppress(OSError):
@@ -182,15 +184,20 @@ def _with_named(roots: list[str]) -> list[str]:
     apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
     system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
     shared = [os.path.realpath(path) for path in (*_caches(), *system)]
-    found = list(roots)
+    found: list[str] = []
     for path in sorted({p for text in texts for p in private_copy.paths_in(text)}, key=len):
         with contextlib.suppress(OSError, ValueError):
             real = _existing_folder(os.path.realpath(os.path.expanduser(path)))
             is_own = os.stat(real).st_uid == os.geteuid() and os.access(real, os.W_OK)
             holds = any(_below(other, (real,)) for other in (*roots, *shared))
-            if is_own and real not in apart and not holds and not _below(real, (*found, *shared)):
+            if (
+                is_own
+                and real not in apart
+                and not holds
+                and not _below(real, (*roots, *found, *shared))
+            ):
                 found.append(real)
-        if len(found) >= MOST_ROOTS:
+        if len(found) >= MOST_NAMED:
             break
     return found
 
