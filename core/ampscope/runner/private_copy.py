@@ -27,7 +27,7 @@ from typing import Any
 # A file up to this size is copied, a larger one while the sum is below the second number. What is
 # not copied is a link.
 COPIED_BYTES, LARGE_BYTES = 64 << 20, 1 << 30
-NAMED_SMALL, NAMED_BYTES = 1 << 20, 128 << 20  # the same of folders that are only named somewhere
+NAMED_SMALL, NAMED_BYTES = 1 << 20, 32 << 20  # the same of folders that are only named somewhere
 COPIED_ENTRIES = 2_000  # in a folder, all levels: above it files are links
 LINKS = 20_000  # in one copy; further folders are links as a whole
 COMPARED_ENTRIES = 200_000  # of the user's files
