@@ -65,6 +65,7 @@ class Runs:
         self.healthy: list[Observation] = _observations(run(steps(), *SCANS))
         self.bf16_cures, self.needed = bf16_cures, needed
         self.made: list[str] = []
+        self.in_place = False
         self.spec = RunSpec("train.py", time_limit_s=100.0)
         self.limits: list[float] = []
         self.ended = "returned"  # how runs after the first two end

@@ -17,7 +17,7 @@ MAY = {
     "frameworks/script.py": ({"sys.argv"}, "the script's own arguments"),
     "measure/matmuls.py": ({"torch.backends.cuda.matmul.fp32_precision"}, "a setting, put back"),
     "measure/rates.py": ({"torch.backends.cudnn.conv.fp32_precision"}, "a setting, put back"),
-    "runner/private_files.py": ({"builtins.open", "owner.{name}"}, "until the process ends"),
+    "runner/private_files.py": ({"tempfile.tempdir"}, "a setting, until the process ends"),
     "runner/script_main.py": ({"sys.argv", "dynamo.config.disable"}, "arguments; a setting"),
     "runner/script_ranks.py": ({"sys.argv"}, "the script's own arguments"),
     "runner/step_clock.py": ({"sys.argv"}, "the script's own arguments"),

@@ -1,54 +1,29 @@
 """The runs of a diagnosis write to files of their own: the user's stay as they are, byte for byte,
 no run sees another's, and each starts from what the user had.
 
-Everything is tried with overlays, where this machine allows them, and with the mirror.
+Everything is tried in each way of doing it that this machine allows.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from ampscope.files import make_deletable
+from ampscope.files import throw_away
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.runner.private_files import FORCED, MIRROR, OVERLAY, _overlaid, roots_of
+from ampscope.runner.private_copy import Copy, put_back
+from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
+from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
-
-
-def why_no_overlay() -> str:
-    """ "" where this machine allows overlays. Tried in a process of its own."""
-    with tempfile.TemporaryDirectory() as made:
-        root = Path(made) / "root"
-        root.mkdir()
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            said = ""
-            try:
-                _overlaid([str(root)], "-m none", Path(made) / "runs.db", Path(made) / "view")
-            except BaseException as error:
-                said = str(error) or type(error).__name__
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as answer:
-            said = answer.read()
-        os.waitpid(pid, 0)
-        make_deletable(Path(made))
-    return said
-
-
-WHY_NOT = why_no_overlay()
-KINDS = [
-    pytest.param(OVERLAY, marks=pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")),
-    MIRROR,
-]
 
 RESUMES = """\
 import os, shutil, sqlite3
@@ -133,20 +108,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def tree(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Everything there is below ``folder``: kind, contents, mode, time of change."""
-    found: dict[str, tuple[object, ...]] = {}
-    for path in sorted(folder.rglob("*")):
-        facts = path.lstat()
-        contents = (
-            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
-        )
-        found[str(path)] = (contents, facts.st_mode, facts.st_mtime_ns, facts.st_ino)
-    found["."] = (folder.stat().st_mtime_ns,)
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_a_script_that_resumes_and_deletes_leaves_the_tree_as_it_is(
     kind: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +123,7 @@ def test_a_script_that_resumes_and_deletes_leaves_the_tree_as_it_is(
     assert answers == [("no_fault", "")] * 3, report.notes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_the_store_may_lie_in_the_project(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +138,7 @@ def test_the_store_may_lie_in_the_project(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODES)
 def test_large_data_is_not_copied_and_stays_as_it_is(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,13 +163,11 @@ def test_large_data_is_not_copied_and_stays_as_it_is(
     assert report.elapsed_s < 60
 
 
-@pytest.mark.parametrize("kind", [OVERLAY, MIRROR, ""])
+@pytest.mark.parametrize("kind", [*MODES, ""])
 def test_the_working_folder_may_hold_the_store_and_the_temporary_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a user stands in /tmp, and the script is a project's elsewhere."""
-    if kind == OVERLAY and WHY_NOT:
-        pytest.skip(f"overlay: {WHY_NOT}")
     here, project = tmp_path / "here", tmp_path / "project"
     (here / "temporary").mkdir(parents=True)
     project.mkdir()
@@ -248,36 +208,109 @@ def test_native_code_and_other_programs_write_into_the_overlay(
     assert tree(tmp_path) == before
 
 
-WRITES = {
-    "open": "open(place, 'w').close()",
-    "torch.save": "import torch; torch.save(1, place)",
-    "safetensors": "import safetensors.torch; safetensors.torch.save_file({}, place)",
-}
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_shared_is_named_and_written_by_one_run_at_a_time(
-    kind: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", MODES)
+def test_a_script_may_clean_its_temporary_folder(
+    kind: str, project: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Two runs that met in that folder would see each other's file, also one that native code
-    writes."""
+    """Nothing of the user's can be reached there, and neither can the store."""
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short, as most are
+    request.addfinalizer(lambda: throw_away(temporary))
     monkeypatch.setenv(FORCED, kind)
-    elsewhere, project = tmp_path / "scratch", tmp_path / "project"
-    elsewhere.mkdir()
-    project.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        HEALTHY + "import subprocess, tempfile\n"
+        "subprocess.run(['find', tempfile.gettempdir(), '-name', '*.t*', '-delete'])\n"
+        "subprocess.run(f'rm -rf {tempfile.gettempdir()}/*', shell=True)\nsteps()\n"
+    )
+    before = tree(project)
+    report = diagnosed(project / "train.py", project / "runs.db")
+    assert report.diagnosis.verdict == "no_fault", report.undecided
+    after = {path: facts for path, facts in tree(project).items() if "runs.db" not in path}
+    assert {**after, ".": ()} == {**before, ".": ()}
+
+
+def test_what_lies_behind_another_machine_is_named_and_met_by_one_run_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(
+        HEALTHY + "import socket\nasked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "try:\n    asked.connect(('192.0.2.1', 9))\nexcept OSError:\n    pass\nsteps()\n"
+    )
+    report = diagnosed(path, tmp_path.parent / f"{tmp_path.name}.db")
+    assert report.diagnosis.verdict == "no_fault", (report.undecided, report.notes)
+    assert any("192.0.2.1" in n and "one at a time" in n for n in report.notes), report.notes
+
+
+def test_a_killed_run_leaves_the_files_as_they_were_too(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are compared, and the run can do that no more. What it wrote is kept."""
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        "import os\n"
+        f"real = {str(project)!r}\n"
+        "open(f'{real}/notes.txt', 'w').write('written over')\n"
+        "open(f'{real}/new.txt', 'w').write('new')\n"
+        "os.remove(f'{real}/logs/old.log'); os.rmdir(f'{real}/logs')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    before = {path: facts[:3] for path, facts in tree(project).items()}
+    with ScriptRuns(spec(project / "train.py"), tmp_path / "runs.db", private=True) as runs:
+        run = runs.run("as_is")
+    assert {path: facts[:3] for path, facts in tree(project).items()} == before
+    kept = tmp_path / "runs.db.changed" / run.info.id
+    assert (kept / str(project / "notes.txt")[1:]).read_text() == "written over"
+    assert (kept / str(project / "new.txt")[1:]).read_text() == "new"
+
+
+def test_a_report_names_what_was_put_back_and_nothing_else(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, COMPARED)
     monkeypatch.chdir(project)
     path = project / "train.py"
-    path.write_text(
-        HEALTHY + "import os, time\n"
-        f"place = '{elsewhere}/busy'\n"
-        "steps(3)\nassert not os.path.exists(place)\n"
-        f"{WRITES[write]}\n"
-        "time.sleep(1); steps(3)\nos.remove(place)\n"
-    )
+    path.write_text(HEALTHY + "open('appended.log', 'a').write('x')\nsteps()\n")
+    unchanged = diagnosed(path, tmp_path / "runs.db")
+    assert not any("differed" in note for note in unchanged.notes), unchanged.notes
+    path.write_text(HEALTHY + f"open('{project}/notes.txt', 'a').write('x')\nsteps()\n")
+    named = diagnosed(path, tmp_path / "runs.db")
+    (note,) = [note for note in named.notes if "differed" in note]
+    assert str(project / "notes.txt") in note
+    assert "train.py" not in note
+    assert (project / "notes.txt").read_text() == "notes"
+
+
+def test_without_any_way_the_run_says_what_to_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, "none of them")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(HEALTHY + "open('made', 'w').write('x')\nsteps()\n")
     report = diagnosed(path, tmp_path / "runs.db")
-    assert report.diagnosis.verdict == "no_fault", (report.undecided, report.notes)
-    assert any(str(elsewhere) in n and "one at a time" in n for n in report.notes), report.notes
+    assert "--in-place" in report.could_not_run
+    assert not (tmp_path / "made").exists()
+
+
+def test_in_place_writes_for_real_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run after the other: two at a time would meet."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(
+        HEALTHY + "import os\nos.mkdir('busy')\nsteps()\nopen('made', 'a').write('x')\n"
+        "os.rmdir('busy')\n"
+    )
+    report = run_diagnosis(spec(path), tmp_path / "runs.db", in_place=True)
+    assert report.diagnosis.verdict == "no_fault", report.undecided
+    assert (tmp_path / "made").read_text() == "xx"
+    assert any("--in-place" in note for note in report.notes)
 
 
 def test_a_folder_that_an_argument_names_is_private_too(
@@ -317,23 +350,125 @@ def test_roots_are_the_project_and_never_the_system(tmp_path: Path) -> None:
     assert roots_of(script, str(project / "scripts")) == [str(project)]
     assert roots_of(script, "/") == [str(project)]
     assert roots_of("-m train", "/usr") == []
-    assert str(tmp_path) in roots_of(script, str(project), ("--out", f"{tmp_path}/new/run"))
 
 
-def test_nothing_of_a_view_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tmp_path / "temporary"
-    made.mkdir()
-    monkeypatch.setenv("TMPDIR", str(made))
-    import tempfile
+@pytest.mark.parametrize(
+    "arg",
+    ["-o{out}", "--out={out}/new/run", "a/../../out", "./../out", "file://{out}",
+     '{{"out": "{out}"}}',
+     "out.dir={out},x=1", "{out}"],
+)  # fmt: skip
+def test_a_folder_in_an_argument_is_a_root(arg: str, tmp_path: Path) -> None:
+    project, out = tmp_path / "project", tmp_path / "out"
+    (project / "a").mkdir(parents=True)
+    out.mkdir()
+    roots = roots_of("-m train", str(project), (arg.format(out=out),))
+    assert roots == sorted([str(project), str(out)], key=len)
 
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    project = tmp_path / "project"
-    project.mkdir()
-    monkeypatch.chdir(project)
-    path = project / "train.py"
-    path.write_text(HEALTHY + "import os; os.makedirs('a/b'); open('a/b/c', 'w')\nsteps()\n")
-    assert diagnosed(path, tmp_path / "runs.db").diagnosis.verdict == "no_fault"
-    left = [p.name for p in made.iterdir() if not p.name.startswith("torchinductor")]
-    kept = f"ampscope-{os.getuid()}"  # locks and arguments that are handed over; stays
-    assert [name for name in left if name != kept] == []
-    assert sys.platform != "linux" or str(made) not in Path("/proc/self/mountinfo").read_text()
+
+def test_the_folder_above_is_a_root(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    assert roots_of("-m train", str(tmp_path / "project"), ("..",)) == [str(tmp_path)]
+
+
+def test_a_copy_is_named_where_its_original_was(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    copy = Copy([str(out)], [], [], "/copy", "/store")
+    for text in ("{}", "--out={}/a", "-o{}", "file://{}/b", '{{"out": "{}"}}', "/usr:{}:/bin"):
+        assert copy.led_text(text.format(out)) == text.format(f"/copy{out}")
+    for text in (f"{out}er", f"/x{out}", "https://example.org/out", "a/b", "--lr=1/2", "~"):
+        assert copy.led_text(text) == text
+
+
+_IN_VIEW = """
+import os, sys
+from pathlib import Path
+from ampscope.runner import private_files
+from ampscope.store import db
+kind, place, folder, system, code = sys.argv[1:]
+os.environ[private_files.FORCED] = kind
+private_files._SYSTEM += (system,)
+store, opened = Path(place) / "runs.db", []
+view = private_files.private_files(
+    "-m none", (), store, Path(folder), lambda: opened.append(db.open_for_writing(store))
+)
+opened or opened.append(db.open_for_writing(view.store))
+exec(code)
+"""
+
+
+def in_view(kind: str, folder: Path, code: str, system: str = "", as_user: bool = False) -> str:
+    """What ``code`` prints in a process that stands in ``folder`` and has private files.
+    ``system``: a folder that counts as the system's. ``as_user``: as nobody in particular."""
+    with tempfile.TemporaryDirectory() as made:
+        place, view = Path(made) / "store", Path(made) / "view"
+        place.mkdir()
+        command = [sys.executable, "-c", _IN_VIEW, kind, str(place), str(view), system, code]
+        if as_user:
+            for path in (Path(made), place, folder, *folder.rglob("*")):
+                os.chown(path, 12345, 12345)
+            who = ["--reuid", "12345", "--regid", "12345", "--clear-groups"]
+            command = ["setpriv", *who, *command]
+        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as a fork is
+        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=alone)
+        assert ran.returncode == 0, ran.stderr
+        put_back(view, Path(made) / "aside")
+        throw_away(view)
+    return ran.stdout
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_script_may_stand_in_a_system_folder(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/one").write_text("1")
+    (tmp_path / "log").write_text("log")
+    code = "open('log', 'a').write('x'); print(open('log').read(), open('data/one').read())"
+    assert in_view(kind, tmp_path, code, str(tmp_path)).strip() == "logx 1"
+    assert (tmp_path / "log").read_text() == "log"
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
+    if kind == OVERLAY:
+        pytest.skip("no overlay goes over /")
+    before = sorted(os.listdir("/"))
+    code = "open('ampscope_made', 'w').write('x'); print(len(open('etc/passwd').read()) > 1)"
+    assert in_view(kind, Path("/"), code).strip() == "True"
+    assert sorted(os.listdir("/")) == before
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root becomes another user"
+)
+@pytest.mark.parametrize("kind", MODES)
+def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
+    """In a user namespace, where an overlay cannot copy the folders of others: ``mine`` lies in one
+    of root's."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        (Path(made) / "others").mkdir()
+        project, mine = Path(made) / "project", Path(made) / "others/mine"
+        for folder in (project, mine):
+            folder.mkdir()
+            (folder / "file").write_text("kept")
+        for path in (mine, mine / "file"):
+            os.chown(path, 12345, 12345)
+        code = (
+            "import os, pathlib, shutil, subprocess\n"
+            "open('file', 'a').write('x'); os.mkdir('new'); os.chmod('file', 0o600)\n"
+            "subprocess.run(['sh', '-c', 'rm file; echo x > other'])\n"
+            f"place = pathlib.Path('{mine}')\n"
+            "try:\n    open(place / 'file', 'w').write('x'); (place / 'new').touch()\n"
+            "    print('written')\nexcept OSError as error: print(type(error).__name__)\n"
+        )
+        os.chown(project, 12345, 12345)
+        os.chown(project / "file", 12345, 12345)
+        before = tree(Path(made))
+        said = in_view(kind, project, code, as_user=True).strip()
+        assert said == {OVERLAY: "written", COPY: "PermissionError"}.get(kind, "written")
+        if kind != COMPARED:  # which knows of no folder that nothing names
+            assert tree(Path(made)) == before
+        assert tree(project) == {k: v for k, v in before.items() if k.startswith(f"{project}/")} | {
+            ".": (project.stat().st_mtime_ns,)
+        }

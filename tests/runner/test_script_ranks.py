@@ -25,10 +25,11 @@ from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunInfo, State
 from ampscope.report.contract import document
-from ampscope.runner.private_files import FORCED, MIRROR
+from ampscope.runner.private_files import FORCED
 from ampscope.runner.script_ranks import Ticket, _Record, follow, group_of
 from ampscope.runner.script_text import SEED
 from ampscope.store.reader import Reader
+from tests.helpers.private_modes import MODES
 from tests.helpers.script_diagnoses import diagnosed, spec, told
 
 NET = """\
@@ -652,7 +653,7 @@ _WRITES = """
 import os, subprocess, sys
 import torch
 import torch.multiprocessing as mp
-def write(name): open(f"{FOLDER}/{name}.txt", "w").write("x")
+def write(name): open(f"{os.path.dirname(os.path.abspath(__file__))}/{name}.txt", "w").write("x")
 def train(rank=0, name="spawned"):
     write(name)
     model = torch.nn.Linear(4, 1)
@@ -670,13 +671,14 @@ else:
 """
 
 
-def test_processes_started_without_an_environment_write_into_the_mirror(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", MODES)
+def test_processes_started_without_an_environment_have_the_same_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FORCED, MIRROR)
+    monkeypatch.setenv(FORCED, kind)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
-    path.write_text(_WRITES.replace("{FOLDER}", str(tmp_path)))
+    path.write_text(_WRITES)
     with ScriptRuns(spec(path), tmp_path / "runs.db", private=True) as runs:
         run = runs.run("as_is")
         with Reader(tmp_path / "runs.db") as reader:

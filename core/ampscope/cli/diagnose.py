@@ -194,6 +194,11 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="SECONDS",
     help="For all runs together: end with the verdict so far when they have passed.",
 )
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Let the runs write your own files, where they cannot have copies or need the real ones.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 for latent losses of numbers, too.")
 @script_options
 def diagnose(
@@ -202,6 +207,7 @@ def diagnose(
     quiet: bool, store: Path,
     json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
     capsule: Path | None, trust: str, on: str | None, time_s: float,
+    in_place: bool,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -227,6 +233,8 @@ def diagnose(
             raise BadInput("Name the script to diagnose, or a step with --capsule.")
         if trust and capsule is None:
             raise BadInput("--trust goes with --capsule. A script is run unchanged.")
+        if in_place and (on or again):
+            raise BadInput("--in-place is for runs of this machine: leave --on and --again out.")
         if again and args:
             raise BadInput(f"--again takes a run alone: put {shlex.join(args)} before it.")
         if again:
@@ -251,6 +259,7 @@ def diagnose(
                     not no_verify,
                     on or "",
                     hear,
+                    in_place,
                 )
     except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
         reason = reason_of(error)

@@ -106,8 +106,9 @@ class DiagnosisPlan:
     def first_two(self, show: Say | None) -> None:
         """The baseline run and its fp32 control: together, but for what shares a GPU, which has
         memory for one run, and in compute mode EXCLUSIVE_PROCESS takes no second process, or names
-        the port at which its processes meet: those of two runs would meet each other there."""
-        if self.runs.share_a_gpu() or names_a_port(self.runs.spec):
+        the port at which its processes meet: those of two runs would meet each other there. So
+        would two runs on the same files."""
+        if self.runs.share_a_gpu() or names_a_port(self.runs.spec) or self.runs.in_place:
             self.say("baseline")
             self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
             if not self.done["as_is"].lacks_device:
@@ -471,10 +472,11 @@ def _silent(_: object) -> None:
 
 def run_diagnosis(
     spec: RunSpec, store: Path, say: Say = _silent, show: Say | None = None,
-    verify: bool = True, on: str = "", hear: Hear = _silent,
+    verify: bool = True, on: str = "", hear: Hear = _silent, in_place: bool = False,
 ) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
     ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine.
+    ``in_place`` lets the script write the user's own files.
     ``hear`` gets the verdict as soon as something is wrong or a cause is known, and again whenever
     another run has ended: whatever ends the diagnosis before its time, the last of these is stored
     and stands."""
@@ -483,7 +485,7 @@ def run_diagnosis(
         # The traceback of a first run without a device would look like the end of the diagnosis.
         held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
         try:
-            plan = _begun(stack, spec, store, say, held or show, on)
+            plan = _begun(stack, spec, store, say, held or show, on, in_place)
             if plan.done["as_is"].lacks_device:
                 say(
                     f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
@@ -492,7 +494,7 @@ def run_diagnosis(
                 if held is not None:
                     held.drop()
                 stack.close()
-                plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on)
+                plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on, in_place)
         finally:
             if held is not None:
                 held.release()
@@ -530,11 +532,16 @@ def run_diagnosis(
 
 
 def _begun(
-    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None, on: str
-) -> DiagnosisPlan:
+    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None, on: str,
+    in_place: bool,
+) -> DiagnosisPlan:  # fmt: skip
     """A plan whose first two runs have ended."""
     first = replace(spec, control="as_is")
-    runs = SubmittedRuns(first, store, on) if on else ScriptRuns(first, store, private=True)
+    runs = (
+        SubmittedRuns(first, store, on)
+        if on
+        else ScriptRuns(first, store, private=True, in_place=in_place)
+    )
     plan = DiagnosisPlan(stack.enter_context(runs), say)
     plan.first_two(show)
     return plan
@@ -555,6 +562,9 @@ def _report(
     infos = {name: run.info for name, run in plan.done.items()}
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
     found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+    if plan.runs.in_place:
+        note = "The script ran on the files themselves (--in-place), and what it wrote stays."
+        found = replace(found, notes=(*found.notes, note))
     if not is_last:
         counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
         note = result.partial_note(counts)

@@ -44,6 +44,7 @@ from ampscope.masks import hide_secrets_of
 from ampscope.observations import Observation
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
+from ampscope.runner.private_copy import put_back
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
@@ -108,15 +109,17 @@ class ScriptRuns:
         store: Path,
         *,
         private: bool = False,
+        in_place: bool = False,
         python: str = sys.executable,
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """``private``: each run has a copy-on-write view of the files that the script writes, and
-        the user's stay as they are; otherwise the script writes for real. The runs are made by
+        """``private``: each run has a view of its own of the files that the script writes, and the
+        user's stay as they are, unless ``in_place``; trackers send nothing. Otherwise the script
+        writes for real, as the user's own training does. The runs are made by
         ``python``, with ``variables`` added to the environment, in ``folder``."""
         self.spec = spec
-        self.private = private
+        self.private, self.in_place = private, in_place
         self.store = store
         self._python, self._variables, self._cwd = python, variables or {}, folder
         hide_secrets_of(spec.args)
@@ -186,7 +189,7 @@ class ScriptRuns:
             with contextlib.suppress(StoreError, BadInput):  # it may not have come to be
                 close_if_open(self.store, run_id, State.CANCELLED, "Cancelled.")
         for run_id in self._started:
-            throw_away(self._file(run_id, "view"))
+            self._end_view(run_id)
         self.folder.cleanup()
 
     def start(
@@ -217,7 +220,7 @@ class ScriptRuns:
         limit = hard_limit_s(spec) + KILLED_AFTER_S
         paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
         with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
-            view = self._file(run_id, "view") if self.private else ""
+            view = self._file(run_id, "view") if self.private and not self.in_place else ""
             line = f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\t{view}\n"
             process.stdin.write(line.encode())
             process.stdin.flush()
@@ -272,7 +275,7 @@ class ScriptRuns:
         sentence = last_words(self._answer(run_id), last)
         close_if_open(self.store, run_id, State.FAILED, sentence)
         self._open.discard(run_id)
-        throw_away(self._file(run_id, "view"))
+        self._end_view(run_id)
         forget(run_id)
         with Reader(self.store) as reader:
             info = reader.run(run_id)
@@ -298,6 +301,12 @@ class ScriptRuns:
         with self._changed:
             self._gone = True
             self._changed.notify_all()
+
+    def _end_view(self, run_id: str) -> None:
+        """Throw away what a run wrote; also where it was killed, the user's files are put back."""
+        view = self._file(run_id, "view")
+        put_back(view, self.store.absolute().with_name(f"{self.store.name}.changed") / run_id)
+        throw_away(view)
 
     def _file(self, run_id: str, name: str) -> Path:
         return Path(self.folder.name) / f"{run_id}.{name}"

@@ -44,7 +44,6 @@ from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
 from ampscope.records import Machine, RunInfo, RunSpec, State
 from ampscope.runner.device import limit_memory, machine_of_script
-from ampscope.runner.private_files import mirror_text, rejoin
 from ampscope.runner.script_main import arguments, seed_all
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import execute, module_of, put_folder_first
@@ -78,7 +77,6 @@ class Ticket:
     index: int  # in the order in which children were started
     world: int
     bound: bool = True  # it is to end with the thread that starts it
-    mirror: str = ""  # the files that it shares with the run
 
 
 class Ranks:
@@ -90,7 +88,7 @@ class Ranks:
         """``act`` is :func:`ampscope.runner.script.run_action`, for :func:`follow`."""
         self._act = act
         path = str(store.absolute())
-        self._ticket = Ticket(path, run_id, policy, spec.workload, 0, 1, mirror=mirror_text())
+        self._ticket = Ticket(path, run_id, policy, spec.workload, 0, 1)
         self._lines = SourceLines(str(Path(spec.workload).resolve().parent))
         self._owner = os.getpid()
         self.started = 0  # processes that are followed
@@ -143,7 +141,7 @@ class Ranks:
     def _prepared(self, original: Any, name: str) -> Any:
         """What a spawned process is told first."""
         told = original(name)
-        return told | {"ampscope": _Imported(self._ticket.mirror)} if self._follows else told
+        return told | {"ampscope": _Imported()} if self._follows else told
 
     def _command(self, original: Any, popen: Any, args: Any, *more: Any, **kwargs: Any) -> None:
         if os.getpid() == self._owner and isinstance(args, list | tuple):
@@ -173,8 +171,8 @@ class Ranks:
         return [
             *command[:place], "-m", _SELF, "--store", ticket.store, "--run", ticket.run_id,
             "--policy", ticket.policy, "--index", str(ticket.index),
-            "--mirror", ticket.mirror, *(["--bound"] if ticket.bound else []),
-            *([] if launched else ["--launches"]), "--", *rest,
+            *(["--bound"] if ticket.bound else []), *([] if launched else ["--launches"]),
+            "--", *rest,
         ]  # fmt: skip
 
     def _is_own_module(self, name: str, folder: Any) -> bool:
@@ -310,20 +308,15 @@ class _Followed:
 
 
 class _Imported:
-    """A spawned process that unpickles it imports what follows it, where it can, and shares the
-    ``mirror``. It does that before it runs the script, which may make errors of warnings, empty
-    ``sys.path`` or write files."""
-
-    def __init__(self, mirror: str) -> None:
-        self._mirror = mirror
+    """A spawned process that unpickles it imports what follows it, where it can. It does that
+    before it runs the script, which may make errors of warnings or empty ``sys.path``."""
 
     def __reduce__(self) -> Any:
-        return exec, (_IMPORT.format(mirror=self._mirror),)
+        return exec, (_IMPORT,)
 
 
 _IMPORT = """try:
     import ampscope.runner.script
-    ampscope.runner.script_ranks.rejoin({mirror!r})
 except Exception:
     pass  # the process trains on, unrecorded
 """
@@ -412,7 +405,7 @@ def follow(
     the processes that it starts are followed in turn. A rank that cannot be recorded trains without
     the watch. Nothing is imported here: in a forked child the script may have put another function
     in the place of ``__import__``."""
-    with_launching_process(ticket)
+    end_with_launching_process(ticket)
     store = Path(ticket.store)
     launcher: RunInfo | None = None
     try:
@@ -429,10 +422,8 @@ def follow(
     return act(spec, ticket.policy, record.step, record.close, action, ranks)
 
 
-def with_launching_process(ticket: Ticket) -> None:
-    """Share the private files of the process that launched this one and, if bound to it, end with
-    it."""
-    rejoin(ticket.mirror)
+def end_with_launching_process(ticket: Ticket) -> None:
+    """If this process is bound to it."""
     if ticket.bound:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -447,7 +438,6 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--index", type=int, required=True)
-    parser.add_argument("--mirror", default="")
     parser.add_argument("--bound", action="store_true")
     parser.add_argument("--launches", action="store_true")
     split = sys.argv.index("--")
@@ -458,9 +448,7 @@ def main() -> None:
         workload, args = os.path.abspath(rest[0]), rest[1:]
     sys.argv = arguments(workload, args)
     put_folder_first(workload)
-    ticket = Ticket(
-        found.store, found.run, found.policy, workload, found.index, 1, found.bound, found.mirror
-    )
+    ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1, found.bound)
 
     def action() -> None:
         seed_all()

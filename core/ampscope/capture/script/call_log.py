@@ -10,14 +10,11 @@ and the user's own autograd.Functions.
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import GeneratorType
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
@@ -139,7 +136,6 @@ class CallLog(StepListener):
         wrap(torch.nn.Parameter, "__reduce_ex__", _without_marks)
         wrap(torch, "save", self._save)
         wrap(torch, "load", self._load)
-        wrap(safetensors.torch, "save_file", _save_file)
 
     # GradScaler: created, scale, unscale_, step, update, its state.
 
@@ -418,7 +414,6 @@ class CallLog(StepListener):
     # Checkpoints: do they hold the state of a GradScaler?
 
     def _save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        _announce(args[1] if len(args) > 1 else kwargs.get("f"))
         result = self._calls.inside(original, *args, **kwargs)
         self._add_checkpoint("save", args[0] if args else kwargs.get("obj"))
         return result
@@ -431,18 +426,6 @@ class CallLog(StepListener):
     def _add_checkpoint(self, name: str, content: object) -> None:
         has_state = has_scaler_state(content)
         self._calls.add(name, note="with scaler state" if has_state else "without scaler state")
-
-
-def _save_file(original: Any, *args: Any, **kwargs: Any) -> Any:
-    _announce(args[1] if len(args) > 1 else kwargs.get("filename"))
-    return original(*args, **kwargs)
-
-
-def _announce(file: object) -> None:
-    """A file that native code is about to write: no audit hook hears of that, and those of
-    :mod:`ampscope.runner.private_files` keep the runs of a diagnosis apart."""
-    if isinstance(file, str | os.PathLike):
-        sys.audit("open", os.fspath(file), "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
 HALVES = frozenset([torch.float16, torch.bfloat16])

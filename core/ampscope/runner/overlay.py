@@ -1,0 +1,291 @@
+"""A file system of this process's own, where Linux allows it: every folder shows what was there,
+and what is written goes to a place that is thrown away. Imports no framework.
+
+The process leaves the mount namespace that it was started in (with a user namespace where it is not
+root's). Then every folder of ``/`` and every file system below is covered by an overlay. Paths stay
+what they are, and whatever writes is covered: native code, other programs, a path out of a
+configuration, a link out of the project. ``/`` itself can be written no more, and neither can a
+file system that no overlay goes over. Shared with all other processes are ``/dev``, ``/proc``,
+``/sys``, the folders that the caller names, and sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+# linux/sched.h, linux/mount.h
+_NEWNS, _NEWUSER = 0x00020000, 0x10000000
+_READ_ONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+_DETACH = 2  # MNT_DETACH: also while a file of it is open
+KERNEL = ("/dev", "/proc", "/sys")
+# Where the store's folder is bound: no script cleans there, as some do in the temporary folder.
+_STORE = ("/proc/fs", "/proc/driver", "/proc/tty")
+INSTALLED = ("/usr", "/etc", "/boot", "/bin", "/lib", "/lib64", "/sbin")
+_SEARCHED, _DEEP = 5_000, 4  # folders and levels in which a user's folders are looked for
+
+
+def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: Path) -> Path:
+    """Give this process, which must have a single thread, a file system of its own, whose changes
+    go to ``folder``. ``roots`` are where a script writes most: an overlay of its own puts that on
+    the disk. Returns the path of ``store`` from now on. Raises OSError, with all as it was."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cwd = os.getcwd()
+    as_user = _own_namespace()
+    with contextlib.ExitStack() as opened:
+
+        def path_of(place: str) -> int:
+            # Opened in the new namespace: what belongs to another cannot be bound (EINVAL).
+            found = os.open(place, os.O_PATH | os.O_CLOEXEC)
+            opened.callback(os.close, found)
+            return found
+
+        mounts = _mount_points()
+        covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m)), *roots}
+        split: list[str] = []
+        if as_user:
+            covered |= set(_own_folders(covered))
+            split = _split(covered, mounts)
+        lower = {place: path_of(place) for place in sorted(covered, key=len) if _is_there(place)}
+        kept = [c for c in shared if _is_there(c)]
+        kept += [m for m in mounts if _is_there(m) and not os.path.isdir(m)] + _sockets()
+        bound = {place: path_of(place) for place in kept if not _below(place, KERNEL)}
+        beside = path_of(str(store.absolute().parent))
+        places = _Places(folder, opened)
+        done: list[str] = []
+        try:
+            for place, below in lower.items():
+                if place not in split:
+                    _cover(place, below, places, must=place in roots, as_user=as_user)
+                    done.append(place)
+                elif place in roots:
+                    raise OSError(f"another file system is mounted below {place}")
+                elif os.access(place, os.W_OK):
+                    _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
+                    done.append(place)
+                    _make_read_only(place)
+            for place, below in bound.items():
+                _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
+                done.append(place)
+                if place in mounts and place not in shared:
+                    _make_read_only(place)  # one file, which cannot have an overlay
+            found = _bind_first(beside, _STORE)
+            done.append(found)
+            if os.access("/", os.W_OK):
+                _make_read_only("/")
+        except BaseException:
+            # Half of it is worse than none: the store itself may lie below what is covered.
+            for place in reversed(done):
+                _unmount(place)
+            os.chdir(cwd)
+            raise
+    os.chdir(cwd)  # by its path: the old one lies below the overlay
+    return Path(found) / store.name
+
+
+# ---- which places ----------------------------------------------------------------------------
+
+
+def _top_folders() -> list[str]:
+    with os.scandir("/") as found:
+        names = [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
+    return [path for path in names if path not in KERNEL]
+
+
+def _mount_points() -> list[str]:
+    """Of all file systems but the kernel's own; an overlay does not show what is mounted below its
+    folder."""
+    found = []
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for line in lines:
+            # Spaces and the like are written as octal numbers (proc_pid_mountinfo(5)).
+            octal = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), line.split()[4])
+            place = os.fsdecode(octal)
+            if place != "/" and not _below(place, KERNEL):
+                found.append(place)
+    return found
+
+
+def _own_folders(covered: Iterable[str]) -> Iterator[str]:
+    """Folders that this user may write, below those of others: in a user namespace, which knows one
+    user, an overlay cannot copy the folder of another, and could not be written below it."""
+    left = [(place, 0) for place in sorted(covered) if not _below(place, INSTALLED)]
+    for place, depth in left:
+        with contextlib.suppress(OSError), os.scandir(place) as found:
+            for entry in found if os.stat(place).st_uid != os.geteuid() else ():
+                if entry.is_dir(follow_symlinks=False):
+                    if os.access(entry.path, os.W_OK):
+                        yield entry.path
+                    if depth < _DEEP and len(left) < _SEARCHED:
+                        left.append((entry.path, depth + 1))
+
+
+def _split(covered: set[str], mounts: Sequence[str]) -> list[str]:
+    """Take the folders below which another file system is mounted: a user's overlay cannot go over
+    them (mount_namespaces(7), locked mounts). What lies in each is added to ``covered``."""
+    found: list[str] = []
+    left = sorted(covered)
+    for place in left:
+        if any(mount != place and _below(mount, (place,)) for mount in mounts):
+            found.append(place)
+            with contextlib.suppress(OSError), os.scandir(place) as inner:
+                left += [entry.path for entry in inner if entry.is_dir(follow_symlinks=False)]
+    covered |= set(left)
+    return found
+
+
+def _sockets() -> list[str]:
+    """Sockets that something listens at: a connection through an overlay finds nobody there."""
+    found = set()
+    with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as lines:
+        for line in lines:
+            named = re.match(rb"(?:\S+ +){6}\d+ (/.*)", line)
+            with contextlib.suppress(OSError):
+                if named and stat.S_ISSOCK(os.lstat(named[1]).st_mode):
+                    found.add(os.path.realpath(os.fsdecode(named[1])))
+    return sorted(found)
+
+
+def _is_there(place: str) -> bool:
+    """Whether this user can come to it; where not, nothing there can be written either."""
+    try:
+        os.stat(place)
+    except OSError:
+        return False
+    return True
+
+
+def _below(path: str, folders: Iterable[str]) -> bool:
+    return any(path == f or path.startswith(f.rstrip("/") + "/") for f in folders)
+
+
+# ---- mounts ----------------------------------------------------------------------------------
+
+
+class _Places:
+    """Where overlays put what is written: on the disk, or in memory where the disk cannot be it
+    (a container's root is an overlay itself; a folder below a covered one would hold itself)."""
+
+    def __init__(self, folder: Path, opened: contextlib.ExitStack) -> None:
+        # Held open: once a folder above it is covered, its path leads into the overlay.
+        self._folder = os.path.realpath(folder)
+        self._opened = opened
+        self._disk = self._open(self._folder)
+        self._memory: int | None = None
+        self._count = 0
+
+    def next(self, place: str, *, in_memory: bool) -> tuple[int, int] | None:
+        """File descriptors of an upper and a work folder, both empty, for an overlay at a place."""
+        base = self._disk
+        if in_memory:
+            if self._memory is None:
+                point = f"{self._folder}/memory"
+                os.mkdir(point)
+                _mount("tmpfs", point, "tmpfs", 0, "mode=700")
+                self._memory = self._open(point)
+            base = self._memory
+        elif _below(self._folder, (place,)):
+            return None
+        made = []
+        for name in ("upper", "work"):
+            os.mkdir(f"{name}{self._count}", dir_fd=base)
+            made.append(self._open(f"{name}{self._count}", base))
+        self._count += 1
+        return made[0], made[1]
+
+    def _open(self, path: str, folder: int | None = None) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        found = os.open(path, flags, dir_fd=folder)
+        self._opened.callback(os.close, found)
+        return found
+
+
+def _cover(place: str, lower: int, places: _Places, *, must: bool, as_user: bool) -> None:
+    """Mount an overlay over a folder. What no overlay goes over is made read-only, unless it
+    ``must`` be one. Raises OSError for the last reason."""
+    here = f"/proc/self/fd/{lower}"
+    if os.statvfs(here).f_flag & os.ST_RDONLY and not must:
+        _mount(here, place, "", _BIND)
+        return
+    last = OSError("no place for what is written")
+    for in_memory in (False, True):
+        found = places.next(place, in_memory=in_memory)
+        if found is None:
+            continue
+        upper, work = found
+        os.fchmod(upper, stat.S_IMODE(os.stat(here).st_mode))
+        options = f"lowerdir={here},upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
+        # With redirect_dir, a folder that was there before can be renamed; users may not have it.
+        for more in (",userxattr", "") if as_user else (",redirect_dir=on", "", ",userxattr"):
+            try:
+                _mount("overlay", place, "overlay", 0, options + more)
+                return
+            except OSError as error:
+                last = error
+    if must:
+        raise last
+    _mount(here, place, "", _BIND)
+    try:
+        _make_read_only(place)
+    except BaseException:
+        _unmount(place)
+        raise
+
+
+def _bind_first(source: int, targets: Sequence[str]) -> str:
+    """Bind the folder at the first of the targets that takes it."""
+    for target in targets:
+        with contextlib.suppress(OSError):
+            _mount(f"/proc/self/fd/{source}", target, "", _BIND)
+            return target
+    raise OSError("no place for the store")
+
+
+def _make_read_only(place: str) -> None:
+    """The mount of a place; its other flags must stay (mount(2), user namespaces)."""
+    kept = os.statvfs(place).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
+    kept |= os.statvfs(place).f_flag & (os.ST_NOATIME | os.ST_NODIRATIME)
+    kept |= _RELATIME if os.statvfs(place).f_flag & os.ST_RELATIME else 0
+    _mount("none", place, "", _REMOUNT | _BIND | _READ_ONLY | kept)
+
+
+_RELATIME = 1 << 21
+
+
+def _own_namespace() -> bool:
+    """A mount namespace for this process alone; whether it took a user namespace to have it."""
+    uid, gid = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    as_user = False
+    if libc.unshare(_NEWNS):
+        if libc.unshare(_NEWUSER | _NEWNS):
+            raise OSError(ctypes.get_errno(), "no namespace for the process")
+        as_user = True
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _mount("none", "/", "", _REC | _PRIVATE)
+    return as_user
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        os.fsencode(options) or None,
+    )
+    if done:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def _unmount(target: str) -> None:
+    ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(target), _DETACH)

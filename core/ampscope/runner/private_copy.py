@@ -1,0 +1,470 @@
+"""A plain copy of the folders that a script writes, where the system gives a process no file system
+of its own. Imports no framework.
+
+The script runs in the copy, at other paths: its working folder, its own file, and what arguments
+and the environment name lead there. Landlock (Linux 6.2) makes everything else unwritable for the
+process and all that it starts. Where there is none, the user's files are compared after the run and
+put back (:func:`put_back`), from a second copy that nothing is led to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import filecmp
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# A file up to this size is copied, a larger one while the sum is below the second number. What is
+# not copied is a link.
+COPIED_BYTES, LARGE_BYTES = 64 << 20, 1 << 30
+NAMED_SMALL, NAMED_BYTES = 1 << 20, 32 << 20  # the same of folders that are only named somewhere
+COPIED_ENTRIES = 2_000  # in a folder, all levels: above it files are links
+LINKS = 20_000  # in one copy; further folders are links as a whole
+COMPARED_ENTRIES = 200_000  # of the user's files
+_SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
+_FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
+_BEFORE, _KEPT = "before.json", "kept"
+NOT_NAMED = ("OLDPWD", "PYTHONPATH")  # what they name is no place of output
+NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+# A path in an argument begins at its start, behind a sign, or behind a short option (``-o/a``).
+_SIGNS = r"\s=,;:\"'{}\[\]()"
+_PATH = re.compile(rf"(?:^|(?<=[{_SIGNS}])|(?<=^-\w))(?:~(?=/|$)|/)[^{_SIGNS}]*")
+
+
+class Copy:
+    """A copy of ``roots`` below ``base``, at the same paths. Files whose path begins with ``store``
+    are ampscope's own, and left out."""
+
+    def __init__(
+        self,
+        roots: Sequence[str],
+        named: Sequence[str],
+        plain: Sequence[str],
+        base: str,
+        store: str,
+    ) -> None:
+        """Of the ``plain`` folders, a system's, the files alone are copied; of those that are only
+        ``named`` somewhere, less of what is large."""
+        self.roots = (*roots, *named)
+        self.base = base
+        self._named = tuple(named)
+        self._plain = tuple(plain)
+        self._store = store
+        self._links = LINKS
+        self._small = COPIED_BYTES
+        self._large: list[tuple[int, str, str]] = []  # (bytes, file, its place)
+
+    def make(self, kept: str = "") -> None:
+        """Raises OSError. ``kept``: a folder for another copy of each file that is copied."""
+        home = os.path.expanduser("~")
+        for roots, small, room in (
+            (self.roots[: len(self.roots) - len(self._named)], COPIED_BYTES, LARGE_BYTES),
+            (self._named, NAMED_SMALL, NAMED_BYTES),
+        ):
+            self._small = small
+            for root in roots:
+                self._folder(root, self.base + root, linked=root == home)
+            self._copy_large(room)
+        for folder in self._plain:
+            self._files_alone(folder, self.base + folder)
+        self._copy_large(NAMED_BYTES)
+        if kept:
+            for path, facts in _walked([self.base + root for root in self.roots], ""):
+                if stat.S_ISREG(facts[0]):
+                    target = kept + path[len(self.base) :]
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    copy_file(path, target)
+
+    def _copy_large(self, room: int) -> None:
+        left = min(room, shutil.disk_usage(self.base).free // 4)
+        for size, source, target in sorted(self._large):
+            left -= size
+            if left >= 0:
+                copy_file(source, target)
+            elif not _cloned(source, target):
+                os.symlink(source, target)
+        self._large.clear()
+
+    def led(self, path: str) -> str:
+        """Where a path leads from inside the copy."""
+        real = os.path.realpath(path)
+        if _below(real, self.roots) or {real, os.path.dirname(real)} & set(self._plain):
+            return self.base + real
+        return path
+
+    def led_text(self, text: str) -> str:
+        """The same for each path in an argument or a variable."""
+        head, equals, whole = text.rpartition("=")
+        if whole.startswith("/") and os.path.lexists(whole):  # with blanks or commas in it
+            return f"{head}{equals}{self.led(whole)}"
+        return _PATH.sub(lambda m: self._led_if_below(m[0]), text)
+
+    def _led_if_below(self, path: str) -> str:
+        full = os.path.expanduser(path)
+        led = self.led(full)
+        signs = (len(path) - len(path.lstrip("/")) - 1) * "/"  # of file:///a
+        return path if led == full else signs + led
+
+    def _folder(self, source: str, target: str, *, linked: bool, depth: int = 0) -> None:
+        os.makedirs(target, exist_ok=True)
+        with os.scandir(source) as found:
+            entries = list(found)
+        for entry in entries:
+            place = f"{target}/{entry.name}"
+            if entry.path.startswith(self._store):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+                if entry.is_symlink():
+                    self._link(entry.path, place, depth)
+                elif entry.is_dir():
+                    self._inner(entry.path, place, linked=linked, depth=depth)
+                elif entry.is_file():
+                    self._file(entry.path, place, linked=linked)
+        with contextlib.suppress(OSError):
+            shutil.copystat(source, target)
+
+    def _files_alone(self, source: str, target: str) -> None:
+        os.makedirs(target, exist_ok=True)
+        with os.scandir(source) as found:
+            for entry in found:
+                place = os.path.join(target, entry.name)
+                if os.path.lexists(place) or entry.path.startswith(self._store):
+                    continue  # on the way to a root
+                with contextlib.suppress(OSError):  # another user's
+                    if entry.is_file(follow_symlinks=False):
+                        self._file(entry.path, place, linked=False)
+                    else:
+                        os.symlink(entry.path, place)
+
+    def _inner(self, source: str, target: str, *, linked: bool, depth: int) -> None:
+        if self._links <= 0 or is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
+            os.symlink(source, target)
+            return
+        if _below(self.base, (source,)):
+            return  # the copy would hold itself
+        self._folder(source, target, linked=linked or _is_large(source), depth=depth)
+
+    def _link(self, source: str, target: str, depth: int) -> None:
+        """A link out of the roots is followed, so that what is written through it stays here."""
+        real = os.path.realpath(source)
+        is_own = os.access(real, os.W_OK) and depth < 2 and not _below(self.base, (real,))
+        if _below(real, self.roots):
+            os.symlink(self.base + real, target)
+        elif is_own and os.path.isdir(real) and not any(_below(r, (real,)) for r in self.roots):
+            self._inner(real, target, linked=False, depth=depth + 1)
+        elif is_own and os.path.isfile(real):
+            self._file(real, target, linked=False)
+        else:
+            os.symlink(real, target)
+
+    def _file(self, source: str, target: str, *, linked: bool) -> None:
+        size = os.stat(source).st_size
+        if not os.access(source, os.R_OK) or (linked and not _cloned(source, target)):
+            self._links -= 1
+            os.symlink(source, target)
+        elif size > self._small:
+            self._large.append((size, source, target))
+        else:
+            copy_file(source, target)
+
+
+def copied(
+    roots: Sequence[str],
+    named: Sequence[str],
+    plain: Sequence[str],
+    folder: Path,
+    store: Path,
+    writable: Iterable[str],
+    *,
+    only: bool,
+) -> Copy:
+    """Give this process, which must have a single thread, a copy of ``roots`` below ``folder``,
+    with less of those that are only ``named``, and of the files that lie in ``plain`` itself.
+    ``only``: nothing but the copy, a temporary folder, the store and what is ``writable`` can be
+    written from now on; otherwise :func:`put_back` is what the user's files need afterwards.
+    Raises OSError."""
+    if only and landlock_version() < ALL_WRITES:
+        raise OSError("this system has no Landlock that hears of every write")
+    base, temporary = os.path.realpath(folder) + "/files", os.path.realpath(folder) + "/t"
+    for made in (base, temporary):
+        shutil.rmtree(made, ignore_errors=True)  # of a way that did not work
+        os.makedirs(made)
+    copy = Copy(roots, named, plain, base, str(store.absolute()))
+    roots = copy.roots
+    copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
+    before = dict(_walked(roots, str(store.absolute())))
+    told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
+    (folder / _BEFORE).write_text(json.dumps(told))
+    # Its first version lets no file be renamed from one folder to another.
+    if only or landlock_version() == 2:
+        _make_unwritable([base, temporary, *_store_files(store, roots), *writable])
+    for name, value in os.environ.items():
+        if name not in NEVER_LED and not name.startswith("AMPSCOPE_"):
+            with contextlib.suppress(OSError, ValueError):
+                os.environ[name] = copy.led_text(value)
+    if only or len(temporary) < _SHORT:
+        os.environ["TMPDIR"] = temporary
+    sys.path[:] = [p if _below(p, (sys.prefix,)) else copy.led(p) for p in sys.path]
+    return copy
+
+
+def _store_files(store: Path, roots: Sequence[str]) -> list[str]:
+    """What SQLite writes of a store that the caller has open. With another journal than the log it
+    makes files, and the folder must be the store's own. Raises OSError."""
+    path = str(store.absolute())
+    if os.path.exists(f"{path}-wal"):
+        return [path, f"{path}-wal", f"{path}-shm"]
+    if any(_below(root, (os.path.dirname(path),)) for root in roots):
+        raise OSError("the store lies among files that cannot be written")
+    return [os.path.dirname(path)]
+
+
+# ---- Landlock --------------------------------------------------------------------------------
+
+# linux/landlock.h: access rights, and from which version of the interface on they are known.
+_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
+_CHANGES = sum(1 << bit for bit in range(4, 13))  # remove and make files of all kinds
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, of the same number on every processor
+_NO_NEW_PRIVILEGES = 38  # linux/prctl.h
+ALL_WRITES = 3  # the version that hears of truncate(2), too
+
+
+def landlock_version() -> int:
+    """0 where there is none."""
+    if sys.platform != "linux":
+        return 0
+    found = ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), 1)
+    return max(int(found), 0)
+
+
+def _make_unwritable(but: Iterable[str]) -> None:
+    """All files, for this process and what it starts, for good. Raises OSError."""
+    version = landlock_version()
+    of_files = _WRITE_FILE | (_TRUNCATE if version >= 3 else 0)
+    handled = of_files | _CHANGES | (_REFER if version >= 2 else 0)
+    attributes = struct.pack("=Q", handled)
+    rules = _call(_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    try:
+        for path in but:
+            try:
+                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                rights = handled if stat.S_ISDIR(os.fstat(place).st_mode) else of_files
+                _call(_ADD, rules, 1, struct.pack("=Qi", rights, place), 0)
+            finally:
+                os.close(place)
+        if ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+            raise OSError("the process cannot give up its privileges")
+        _call(_RESTRICT, rules, 0)
+    finally:
+        os.close(rules)
+
+
+def _call(number: int, *arguments: object) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = int(libc.syscall(number, *arguments))
+    if done < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return done
+
+
+# ---- what the user's files were --------------------------------------------------------------
+
+_Facts = tuple[int, int, int, int, str]  # mode, size, time of change in ns, inode, text of a link
+
+
+def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
+    """Everything below the roots, and they themselves, but for installations and ``store``; of the
+    user's home its own files alone, and no hidden ones: other programs are at work there."""
+    left, count = list(roots), 0
+    home = os.path.expanduser("~")
+    for folder in left:
+        with contextlib.suppress(OSError):
+            yield folder, _facts(folder)
+            with os.scandir(folder) as found:
+                entries = list(found)
+            for entry in entries:
+                if store and entry.path.startswith(store):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    if folder != home and not is_installed(entry.path):
+                        left.append(entry.path)
+                elif count < COMPARED_ENTRIES and not (folder == home and entry.name[0] == "."):
+                    count += 1
+                    yield entry.path, _facts(entry.path)
+
+
+def _facts(path: str) -> _Facts:
+    found = os.lstat(path)
+    text = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
+    return found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino, text
+
+
+def changed(folder: Path) -> list[str]:
+    """Files of the user's that are others than before the run whose copy is below ``folder``."""
+    told = _told(folder)
+    return [] if told is None else sorted(path for path, *_ in _differences(told))
+
+
+def put_back(folder: Path, aside: Path) -> None:
+    """Make the user's files what they were before the run whose copy is below ``folder``. What they
+    have become is kept in ``aside``: it may be the user's own work, or another program's. Where the
+    run could write nothing else, its times and permissions alone are put back."""
+    told = _told(folder)
+    if told is None:
+        return
+    found = sorted(_differences(told), key=lambda one: one[0], reverse=True)  # what is inside first
+    for path, before, now in found:
+        with contextlib.suppress(OSError):
+            if not told["only"]:
+                _put_back(path, before, now, f"{folder}/{_KEPT}{path}", f"{aside}{path}")
+            elif before and now and before[1:2] + before[3:] == now[1:2] + now[3:]:
+                _as_before(path, before, f"{folder}/files{path}")
+    if found and not told["only"]:
+        for path, facts in told["files"].items():
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(facts[0]):
+                    os.utime(path, ns=(facts[2], facts[2]))
+    (folder / _BEFORE).unlink(missing_ok=True)
+
+
+def _told(folder: Path) -> Any:
+    try:
+        return json.loads((folder / _BEFORE).read_text())
+    except (OSError, ValueError):  # no copy, or one that was not finished
+        return None
+
+
+def _differences(told: Any) -> list[tuple[str, _Facts | None, _Facts | None]]:
+    """(path, before, now) of what differs; of a folder, its permissions alone: what was made in it
+    is named itself."""
+    before: dict[str, _Facts] = {path: tuple(facts) for path, facts in told["files"].items()}
+    now = dict(_walked(told["roots"], told["store"]))
+    found = []
+    for path in before.keys() | now.keys():
+        old, new = before.get(path), now.get(path)
+        both = bool(old and new and stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0]))
+        if old != new and not (both and old and new and old[0] == new[0]):
+            found.append((path, old, new))
+    return found
+
+
+def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, aside: str) -> None:
+    if before and now and stat.S_IFMT(before[0]) == stat.S_IFMT(now[0]):
+        if stat.S_ISDIR(now[0]):
+            os.chmod(path, stat.S_IMODE(before[0]))
+            return
+        if stat.S_ISREG(now[0]) and (
+            not os.path.exists(kept) or filecmp.cmp(path, kept, shallow=False)
+        ):
+            _as_before(path, before, kept)
+            return
+    if now and stat.S_ISDIR(now[0]):
+        os.rmdir(path)  # what was in it is aside
+    elif now:
+        os.makedirs(os.path.dirname(aside), exist_ok=True)
+        shutil.move(path, aside)
+    if before is None:
+        return
+    os.makedirs(path if stat.S_ISDIR(before[0]) else os.path.dirname(path), exist_ok=True)
+    if stat.S_ISLNK(before[0]):
+        os.symlink(before[4], path)
+    elif stat.S_ISREG(before[0]) and os.path.exists(kept):
+        copy_file(kept, path)
+    if os.path.lexists(path):
+        _as_before(path, before, kept)
+
+
+def _as_before(path: str, before: _Facts, copy: str) -> None:
+    """Permissions and time of change. The time stays where the contents are not those of ``copy``:
+    someone has edited the file."""
+    if not stat.S_ISLNK(before[0]):
+        os.chmod(path, stat.S_IMODE(before[0]))
+    if stat.S_ISREG(before[0]) and os.path.exists(copy):
+        if not filecmp.cmp(path, copy, shallow=False):
+            return
+    elif stat.S_ISDIR(before[0]):
+        return  # it changes with each file that anyone makes there
+    os.utime(path, ns=(before[2], before[2]), follow_symlinks=False)
+
+
+# ---- texts -----------------------------------------------------------------------------------
+
+_TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh", ".txt")
+_SMALL, _MANY, _SEEN = 64 << 10, 300, 20_000
+
+
+def paths_in(text: str) -> list[str]:
+    """What looks like an absolute path."""
+    return [found for found in _PATH.findall(text) if len(found) > 1]
+
+
+def small_texts(root: str) -> list[str]:
+    """Sources and configurations below a folder."""
+    found: list[str] = []
+    seen = 0
+    for folder, folders, files in os.walk(root):
+        seen += len(files)
+        folders[:] = [name for name in folders if not is_installed(f"{folder}/{name}")]
+        for name in files:
+            path = f"{folder}/{name}"
+            with contextlib.suppress(OSError):
+                if name.endswith(_TEXTS) and os.stat(path).st_size <= _SMALL:
+                    found.append(path)
+        if len(found) >= _MANY or seen > _SEEN:
+            break
+    return found[:_MANY]
+
+
+# ---- files -----------------------------------------------------------------------------------
+
+
+def is_installed(folder: str) -> bool:
+    """An environment, packages or a repository's own data: no script's output."""
+    return os.path.exists(f"{folder}/pyvenv.cfg") or folder.endswith(("/.git", "/node_modules"))
+
+
+def copy_file(source: str, target: str) -> None:
+    """With its times and permissions; by reference where the file system can."""
+    if not _cloned(source, target):
+        shutil.copyfile(source, target)
+    shutil.copystat(source, target)
+
+
+def _cloned(source: str, target: str) -> bool:
+    """Whether the two files now share their blocks (btrfs, xfs; APFS)."""
+    if sys.platform == "darwin":
+        return not ctypes.CDLL(None).clonefile(os.fsencode(source), os.fsencode(target), 0)
+    try:
+        with open(source, "rb") as old, open(target, "wb") as new:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+        return False
+    return True
+
+
+def _is_large(folder: str) -> bool:
+    count = 0
+    for _, folders, files in os.walk(folder):
+        count += len(folders) + len(files)
+        if count > COPIED_ENTRIES:
+            return True
+    return False
+
+
+def _below(path: str, folders: Iterable[str]) -> bool:
+    return any(path == f or path.startswith(f.rstrip("/") + "/") for f in folders)
