@@ -27,7 +27,8 @@ _OTHER_FRAMEWORKS = {"paddle", "mindspore", "tensorflow", "keras", "jax", "onefl
 
 
 # Checks look at names and nodes again and again, and a file can be written so that they do so
-# without an end. Scripts written by people need up to 190,000 looks, and 36 for each node.
+# without an end. Of 794 files of libraries and the zoo, accelerate's accelerator.py needs the most:
+# 290,000 looks, 18 for each node.
 LOOKS = 250_000
 LOOKS_PER_NODE = 16
 MOST_LOOKS = 2_000_000
@@ -134,6 +135,7 @@ class Source:
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around ``node``, nearest first."""
         while (up := self._parents.get(node)) is not None:
+            look()
             yield up
             node = up
 
