@@ -18,6 +18,7 @@ import bisect
 import io
 import os
 import re
+import sys
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -358,7 +359,9 @@ SHORTEST_HIDDEN = 6  # characters: a shorter one would be found in half of all w
 _ANYWHERE = 8  # from this length on also within a longer word
 _SPLIT = re.compile(r"[\s,;&\"'{}()@/:?#]+")
 _hidden: list[str] = []  # longest first
-_environment: dict[str, str] = {}  # as it was when it was last looked at
+# As they were when they were last looked at.
+_environment: dict[str, str] = {}
+_arguments: list[str] = []
 
 
 def hide_secrets_of(args: Sequence[str]) -> None:
@@ -370,8 +373,13 @@ def hide_secrets_of(args: Sequence[str]) -> None:
 
 
 def hide_environment() -> None:
-    """The same of environment variables whose names call them secrets, as they are now."""
-    global _environment
+    """The same of this process's arguments, and of environment variables whose names call them
+    secrets, as they are now."""
+    global _arguments, _environment
+    given = [arg for arg in sys.argv[1:] if type(arg) is str]  # a script may put anything there
+    if given != _arguments:
+        _arguments = given
+        hide_secrets_of(given)
     now = dict(os.environ)
     if now == _environment:
         return

@@ -18,6 +18,7 @@ X = "Hq7TAILv2"  # the secret; a second part of one is TAIL, which no kept text 
 def _nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(masks, "_hidden", [])
     monkeypatch.setattr(masks, "_environment", {})
+    monkeypatch.setattr(masks, "_arguments", [])
     masks.masked_text.cache_clear()
     yield
     masks.masked_text.cache_clear()
@@ -485,6 +486,12 @@ def test_values_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -
     text = "1 true yes at /home/me"
     assert masks.masked_text(text) == text
     assert masks.masked_text(f"got {X}x, 'Pg5TAIL'") == "got ***x, '***'"
+
+
+def test_arguments_of_a_watched_script_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--token", "swordfishes", "--lr", "1"])
+    masks.hide_environment()
+    assert masks.masked_text("swordfishes refused, --lr 1") == "*** refused, --lr 1"
 
 
 def test_a_variable_that_is_set_later_is_hidden_from_then_on(

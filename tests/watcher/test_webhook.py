@@ -80,6 +80,15 @@ def test_it_holds_what_is_documented_and_nothing_else(server: _Server) -> None:
     }]  # fmt: skip
 
 
+def test_a_secret_in_the_name_of_the_run_is_not_sent(server: _Server) -> None:
+    hook = Webhook(_address(server), lambda said: None)
+    hook.send([ALARM], "abc", "night password=Hq7v2", 2)
+    hook.close()
+    (body,) = server.bodies
+    assert body["name"] == "night password=***"
+    assert "Hq7v2" not in str(body)
+
+
 @pytest.mark.parametrize(
     ("answers", "came", "problem"),
     [

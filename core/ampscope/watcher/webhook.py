@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 
 from ampscope import __version__
 from ampscope.errors import BadInput
+from ampscope.masks import masked_text
 from ampscope.records import Event
 
 TIMEOUT_S = 5.0  # of one attempt
@@ -53,6 +54,7 @@ class Webhook:
 
     def send(self, alarms: Sequence[Event], run: str, name: str, rank: int) -> None:
         """Hand alarms over; returns at once."""
+        name = masked_text(name)
         for alarm in alarms:
             text = f"ampscope: {alarm.name} at step {alarm.step} of {name} (rank {rank})."
             with contextlib.suppress(queue.Full):
