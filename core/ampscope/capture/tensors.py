@@ -164,15 +164,17 @@ def all_finite(tensor: Tensor) -> bool:
     """Whether no NaN and no infinity can be read in ``tensor``.
 
     A sum is finite only where every term is, and takes one pass without a copy: 0.1 ns an element
-    on a CPU, where isfinite takes 2.5. Finite terms may have an infinite sum: then each is looked
-    at.
+    on a CPU, where isfinite takes 2.5. Finite terms may have an infinite sum: then the least and
+    the largest decide (0.3 ns), which a NaN replaces.
     """
     with own_ops():
         values = readable(tensor)
         if values is None or not values.is_floating_point():
             return True
         total = values.sum(dtype=torch.float32) if values.dtype in HALF else values.sum()
-        return math.isfinite(total.item()) or bool(torch.isfinite(values).all())
+        if math.isfinite(total.item()):
+            return True
+        return all(math.isfinite(end.item()) for end in torch.aminmax(values))
 
 
 def are_finite(tensors: Sequence[Tensor]) -> list[bool]:

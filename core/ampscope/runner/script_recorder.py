@@ -235,12 +235,17 @@ class ScriptRecorder:
             outermost = not self.paths.stack
             self.errors.left_module(error, self.paths.path(module), is_outermost=outermost)
             raise
+        finally:
+            if is_outermost:
+                self.watch.evaluations.leave()
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
         self.steps.drop_left_steps()
         waits = not self.watch.trains and _begins_a_step()
         if waits and any(p.requires_grad for _, p in parameters(module)):
             self.watch.training_begins()
+        if self.digests is None:  # which are taken of every op
+            self.watch.evaluations.enter(module)
         # Asked here and not in each module: activation checkpointing runs its inside without.
         self.histograms.models.is_training = torch.is_grad_enabled()
         if not self.scans.records:

@@ -60,6 +60,16 @@ class Provenance:
         self.scalar = scalar  # the Python constant that the op took, if any
 
 
+def without_watchers(
+    name: str, parents: list[Provenance], args: Any, inputs: Sequence[Tensor]
+) -> Provenance:
+    """The mark of a result of op ``name``, which no bad op leads to."""
+    provenance = Provenance(name, parents, (), constant(args))
+    provenance.parameter = is_still_parameter(name, inputs)
+    provenance.learned = any(map(is_learned, inputs))
+    return provenance
+
+
 class Taints:
     """Which bad op the non-finite values in a piece of memory descend from: its id,
     :data:`FOREIGN` or :data:`INTENDED`.

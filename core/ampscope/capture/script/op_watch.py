@@ -90,6 +90,7 @@ class OpWatch(StepListener):
         self.seen_ops = 0
         self.captured_ops = 0  # that a CUDA graph took up, to replay them unseen
         self.enabled = True
+        self.evaluations = Evaluations()
         self._in_optimizer = False
         self.on_op = on_op
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
@@ -168,6 +169,7 @@ class OpWatch(StepListener):
         return self._in_optimizer
 
     def before_step(self, optimizer: Any, scaler: Any, *, has_closure: bool) -> None:
+        self.evaluations.end()
         self._in_optimizer = not has_closure
         self.training_begins(has_begun=True)
 
@@ -258,6 +260,37 @@ class OpWatch(StepListener):
             call.func, call.args, call.tensors, out, self.autocast, self._step,
             lambda: self._origins.names(call.node),
         )  # fmt: skip
+
+    def glance(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+        """Whether there is no more to see in an op of one more evaluation: all numbers that it gave
+        are finite, and nothing that is followed went in. Its results are marked then as
+        :meth:`after` marks them."""
+        results = out if type(out) in (list, tuple) else (out,)
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        given += [t for a in args if type(a) in (list, tuple) for t in a if isinstance(t, Tensor)]
+        parents = []
+        for tensor in given:
+            marks = tensor.__dict__
+            if op_taint.EXACT in marks or ANSWER in marks:
+                return False
+            if (parent := marks.get(op_taint.PROVENANCE)) is not None:
+                if parent.watchers:
+                    return False
+                parents.append(parent)
+        is_view = func._opname in op_taint.PASSES_ON
+        for tensor in results:
+            if type(tensor) is not Tensor or tensor.dtype is torch.bool or tensor.is_sparse:
+                return False
+            if tensor.dtype in HALF and self._on_half is not None:
+                return False
+            if not is_view and tensor.numel() and not all_finite(tensor):
+                return False
+        if torch.is_grad_enabled():
+            self._origins.remember()
+        provenance = op_taint.without_watchers(func._opname, parents, args, given)
+        for tensor in results:
+            tensor.__dict__[op_taint.PROVENANCE] = provenance
+        return True
 
     def captured(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """A CUDA graph records an op. There are no numbers yet, and a
@@ -569,6 +602,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             return out
         if types:
             watch.subclasses(func._opname, types)
+        elif (
+            watch.evaluations.are_known
+            and not watch.functions
+            and watch.evaluations.holds(func, args)
+        ):
+            return self._glanced(func, args, kwargs)
         prior: dict[int, int] = {}
         before = None
         # A look must never end the script's own op, nor ask its modes and classes anything.
@@ -585,6 +624,17 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             watch.fall_asleep_if_due()
         return out
 
+    def _glanced(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The result of an op of one more evaluation, which is looked at in full where there is
+        more to see in it."""
+        watch = self.watch
+        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), watch.failures.contained("some ops"):
+            if not watch.glance(func, args, kwargs, out):
+                tensors = op_facts.tensors(args, kwargs)
+                watch.after(OpCall(func, args, kwargs, tensors, None, None, {}), out)
+        return out
+
     def _watching_inside(self, args: tuple[Any, ...]) -> list[Any]:
         """The functions that a higher-order operator calls, such as the branches of torch.cond,
         with their ops watched."""
@@ -599,6 +649,55 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
 
         is_function = (callable(a) and not isinstance(a, Tensor | nn.Module) for a in args)
         return [watched(a) if wanted else a for a, wanted in zip(args, is_function, strict=True)]
+
+
+# Evaluations: hundreds of forward passes without gradients, one after the other. The first ones of
+# a module are recorded as any other op is; of the rest, and of what is computed between them, only
+# ops that give a non-finite number. A teacher, a discriminator's input or a metric within a
+# training step is called a few times between two forward passes with gradients, or two steps, and
+# so never comes so far.
+
+
+IN_FULL = 8  # forward passes of one module
+
+
+class Evaluations:
+    """Counts the calls of outermost modules without gradients since the last one with gradients,
+    or optimizer step."""
+
+    def __init__(self) -> None:
+        self.are_known = False  # as many calls of the module as are recorded in full have ended
+        self._is_inside = False
+        self._calls: dict[int, int] = {}  # by the id of the module
+
+    def enter(self, module: nn.Module) -> None:
+        """An outermost module is called."""
+        if torch.is_grad_enabled():
+            self.end()
+            return
+        calls = self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+        self.are_known, self._is_inside = calls > IN_FULL, True
+
+    def leave(self) -> None:
+        """The call has ended."""
+        self._is_inside = False
+
+    def end(self) -> None:
+        """A training goes on: what is called from here on is recorded in full again."""
+        self.are_known = False
+        self._calls.clear()
+
+    def holds(self, func: Any, args: Any) -> bool:
+        """Whether an op that runs now is of one more evaluation. What is written in place lives on,
+        and so does a total that the script adds up."""
+        if func._schema.is_mutable or in_backward():
+            return False
+        if torch.is_grad_enabled():  # autocast casts weights with gradients on, to keep the copies
+            is_weight = func._opname == "_to_copy" and type(args[0]) is nn.Parameter
+            return self._is_inside and is_weight
+        if self._is_inside or func._opname not in RUNNING_SUMS:
+            return True
+        return not any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
 
 
 # Where an op belongs: module, source line and user Function, in the forward and backward passes.
