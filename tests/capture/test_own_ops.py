@@ -20,6 +20,7 @@ import ampscope
 from ampscope.capture.own_ops import own_ops, script_ops
 from ampscope.records import Cadence
 from ampscope.runner.script_recorder import ScriptRecorder
+from ampscope.store.reader import Reader
 
 HERE = str(Path(__file__).parent)
 
@@ -142,3 +143,77 @@ def test_no_tracer_takes_up_what_is_ampscopes(pre_dispatch: bool) -> None:
     code = make_fx(traced, pre_dispatch=pre_dispatch)(torch.ones(2)).code
     assert "cos" in code
     assert "sin" not in code
+
+
+@pytest.mark.filterwarnings("ignore::ampscope.watcher.alarms.AmpscopeWarning")
+def test_graphs_that_fx_makes_of_a_watched_model_are_the_plain_ones(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def gradients(x: Tensor) -> Any:
+        return torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+    def graphs() -> list[str]:
+        return [torch.fx.symbolic_trace(model).code, make_fx(gradients)(torch.ones(2, 4)).code]
+
+    plain = graphs()
+    with ampscope.watch(model, optimizer, every=1, store=tmp_path / "runs.db") as run:
+        assert graphs() == plain
+        model(torch.ones(2, 4)).sum().backward()  # type: ignore[no-untyped-call]
+        assert graphs() == plain
+        optimizer.step()
+    with Reader(run.store) as reader:
+        assert [step.loss for step in reader.steps(run.id)] == [pytest.approx(_sum(model).item())]
+
+
+def _sum(model: nn.Module) -> Tensor:
+    """What the first step's loss was: the model as it was before it."""
+    before = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for parameter, now in zip(before.parameters(), model.parameters(), strict=True):
+        assert now.grad is not None
+        parameter.data = now.detach() + 0.1 * now.grad
+    out: Tensor = before(torch.ones(2, 4)).sum()
+    return out
+
+
+class Closed(Tensor):
+    """Takes no attribute."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Hidden(Tensor):
+    """Shows none."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise AttributeError("__dict__")
+
+
+@pytest.mark.parametrize("kind", [Closed, Hidden])
+def test_outputs_of_a_class_that_answers_for_attributes_end_no_watch(
+    kind: type[Tensor], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ampscope.watch(model, optimizer, every=1, store=tmp_path / "runs.db") as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4).as_subclass(kind)).sum().backward()
+            optimizer.step()
+    assert "stopped" not in capfd.readouterr().err
+    with Reader(run.store) as reader:
+        assert [step.grad_norm for step in reader.steps(run.id)] == [pytest.approx(80**0.5)] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sparse_products_below_autocast_are_those_without_a_watch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    sparse, x = torch.randn(16, 16).relu().to_sparse(), torch.randn(16, 16)
+    with torch.autocast("cpu", dtype):
+        plain = torch.sparse.mm(sparse, x)
+        with _recorded(nn.Identity(), None, None):
+            watched = torch.sparse.mm(sparse, x)
+    assert plain.dtype is watched.dtype is dtype
+    assert torch.equal(plain, watched)

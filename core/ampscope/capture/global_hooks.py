@@ -49,6 +49,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from ampscope.capture.tensors import is_traced
+
 Hear = Callable[..., None]
 _CALL = nn.Module._call_impl.__code__  # where torch walks the modules' hooks
 _STEP = Optimizer.profile_hook_step(len).__code__  # around every optimizer's step, with its hooks
@@ -142,7 +144,7 @@ class Dispatcher:
 
     def __call__(self, *facts: Any) -> None:
         # First, so that torch.compile traces a hook that does nothing, and no graph is broken.
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         raised: Exception | None = None
         for one in self.subscribers:

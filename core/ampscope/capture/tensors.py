@@ -12,6 +12,7 @@ tensor *is* before anything touches its memory::
     plain(tensor)        as numbers, 8-bit floats as fp32
     floating_tensors(x)  those of a module's output (tensors, tuples, dicts, dataclasses)
     is_capturing()       whether no tensor may be read now, since a CUDA graph is recorded
+    is_traced()          whether what runs now is no training, but makes a graph
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx._symbolic_trace import is_fx_tracing
 from torch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 
 from ampscope.capture.own_ops import own_ops
@@ -79,6 +81,12 @@ def is_capturing() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return False
     return torch.cuda.is_current_stream_capturing()
+
+
+def is_traced() -> bool:
+    """Whether what runs now only makes a graph: for torch.compile, torch.fx or make_fx. Instruments
+    look away. torch.compile, which reads this very function, comes to a constant first."""
+    return torch.compiler.is_compiling() or is_fx_tracing()
 
 
 def unreadable(tensor: Tensor) -> str:
@@ -275,6 +283,8 @@ def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
     kind = type(tensor)
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         return tensor, "it has no shape yet"
+    if kind.__setattr__ is not Tensor.__setattr__ or _has_own_dict(kind):
+        return tensor, "its class answers for attributes by itself"
     if kind.__torch_dispatch__ is _NO_DISPATCH:  # memory of its own; only its functions are other
         with torch._C.DisableTorchFunctionSubclass():
             return _inside(tensor.as_subclass(Tensor), depth)
@@ -300,6 +310,11 @@ def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
     if len(parts) != 1:
         return refused
     return _inside(parts[0], depth + 1)
+
+
+def _has_own_dict(kind: type) -> bool:
+    """Whether a class below torch's own decides what ``tensor.__dict__`` is."""
+    return any("__dict__" in vars(base) for base in kind.__mro__[: kind.__mro__.index(Tensor)])
 
 
 def _has_memory(tensor: Tensor) -> bool:

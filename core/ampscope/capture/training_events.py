@@ -29,7 +29,7 @@ from ampscope.capture.global_hooks import (
     Subscription,
     steps_that_run,
 )
-from ampscope.capture.tensors import floating_tensors, floats, in_backward, readable
+from ampscope.capture.tensors import floating_tensors, floats, in_backward, is_traced, readable
 from ampscope.capture.user_objects import plain_optimizer
 from ampscope.patches import Patches
 
@@ -145,7 +145,7 @@ class StepEvents:
 
     @property
     def _hears(self) -> bool:
-        return self._is_open and not torch.compiler.is_compiling()
+        return self._is_open and not is_traced()
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         scaled = original(scaler, outputs)
@@ -442,10 +442,10 @@ class TrainingEvents(StepListener):
         return self._is_open and here
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._guard.call(self._note_backward, tensors)
         result = original(tensors, *args, **kwargs)
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._guard.call(self._note_backward_end)
         return result
 
@@ -458,7 +458,7 @@ class TrainingEvents(StepListener):
 
     def _grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         gradients = original(*args, **kwargs)
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._guard.call(self._note_gradients, gradients)
         return gradients
 
@@ -476,7 +476,7 @@ class TrainingEvents(StepListener):
             self._listener.backward_ended()
 
     def _zero_grad(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._guard.call(self._note_zeroed, optimizer)
         return original(optimizer, *args, **kwargs)
 

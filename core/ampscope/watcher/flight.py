@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_tracing
 
 from ampscope.capture.failures import OwnTime
 from ampscope.capture.tensor_table import Copier
@@ -71,7 +72,8 @@ class FlightRecorder:
     def __enter__(self) -> FlightRecorder:
         self.is_paused = False
         for kind in {type(place.module) for place in self._places.values()}:
-            self._patches.replace(kind, "__call__", self._call)
+            inherits = next(k for k in kind.__mro__ if "__call__" in vars(k)) is nn.Module
+            self._patches.replace(kind, "__call__", partial(self._call, inherits))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -93,10 +95,15 @@ class FlightRecorder:
         self.forwards = kept
         self._held = sum(f.held_bytes for f in self.forwards)
 
-    def _call(self, original: Any) -> Any:
+    def _call(self, inherits: bool, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._is_inside or self.is_paused:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            if is_fx_tracing():  # by a function that its tracer has put on nn.Module meanwhile
+                call = nn.Module.__call__ if inherits else original
+                return call(module, *args, **kwargs)
+            if self._is_inside or self.is_paused:
                 return original(module, *args, **kwargs)
             place = self._places.get(id(module))
             # Checkpointing repeats a forward inside the backward pass.

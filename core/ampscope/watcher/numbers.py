@@ -31,7 +31,7 @@ from ampscope.capture.failures import wait_for
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensor_table import UNKNOWN
 from ampscope.capture.tensor_table import norms as small_norms
-from ampscope.capture.tensors import all_finite, floats
+from ampscope.capture.tensors import all_finite, floats, is_traced
 from ampscope.patches import Patches
 from ampscope.watcher.guard import Guard
 
@@ -390,14 +390,14 @@ class Clips:
     def _norm(
         self, original: Any, tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any
     ) -> Any:
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._norm_type = norm_type
         return original(tensors, norm_type, *args, **kwargs)
 
     def _clip(
         self, original: Any, parameters: Any, limit: Any, norm: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             self._guard.call(self._note, parameters, limit, norm)
         return original(parameters, limit, norm, *args, **kwargs)

@@ -63,6 +63,10 @@ _OWN = str(Path(__file__).resolve().parents[2])
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 # Results come from other processes: a value that is not finite was made there, or by their sum.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+_CASTS_INSIDE = torch.ops.aten._sparse_addmm.default
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
 
 
@@ -564,6 +568,17 @@ def _is_new_nan(
     return fresh and not any(map(op_facts.has_nan, (*bad, *before)))
 
 
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op as it runs without a mode. Below a dispatch mode autocast is off; the kernel of
+    torch.sparse.mm counts on autocast for the op that it calls inside."""
+    if func is not _CASTS_INSIDE:
+        return func(*args, **kwargs)
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _AUTOCAST
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        return func(*args, **kwargs)
+
+
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Runs each op and shows it to the watch."""
 
@@ -582,20 +597,20 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             return func(*self._watching_inside(args), **kwargs)
         is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
         if is_traced or not watch.enabled:
-            return func(*args, **kwargs)
+            return _run(func, args, kwargs)
         if func is ITEM:  # also when the budget is used up: a script may read its loss at any step
             value = func(*args, **kwargs)
-            with watch.failures.contained("some ops"):
+            with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
                 watch.reads.read(args[0], value)
                 watch.note_read(args[0], value)
             if watch.on_op is not None and watch.seen_ops < watch.budget:
                 watch.on_op(func, args, kwargs, value)
             return value
         if watch.seen_ops >= watch.budget:
-            return func(*args, **kwargs)
+            return _run(func, args, kwargs)
         if is_capturing():
             out = func(*args, **kwargs)
-            with watch.failures.contained("some ops"):
+            with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
                 watch.captured(func, args, kwargs, out)
                 if watch.on_op is not None:
                     watch.on_op(func, args, kwargs, out)
@@ -611,11 +626,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         prior: dict[int, int] = {}
         before = None
         # A look must never end the script's own op, nor ask its modes and classes anything.
-        with watch.failures.contained("some ops"):
+        with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
             prior = watch.prior_taints(func, args, kwargs)
             before = op_facts.remember_target(func, args, is_bad=bool(prior))
-        out = func(*args, **kwargs)
-        with watch.failures.contained("some ops"):
+        out = _run(func, args, kwargs)
+        with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
             node = torch._C._current_autograd_node()
             tensors = op_facts.tensors(args, kwargs)
             if watch.on_op is not None:
