@@ -249,10 +249,10 @@ def test_most_weights_that_stand_still_to_the_end_are_a_fault_though_the_loss_do
     assert status("small_update_lost", made) is says
 
 
-def average(moved: float, dtype: str = "bf16") -> Evidence:
+def average(moved: float, dtype: str = "bf16", wide: float = 0.86) -> Evidence:
     """sd_dreambooth_extension#1415: fp32's average moves by 0.43 (0.5 to 0.93)."""
     own = scan("end", "frozen", "ema.weight", dtype=dtype, change=moved)
-    return evidence(run(steps(), own), fp32_run(None, replace(own, dtype="fp32", change=0.86)))
+    return evidence(run(steps(), own), fp32_run(None, replace(own, dtype="fp32", change=wide)))
 
 
 def test_an_average_that_stands_still_in_half_is_a_lost_update() -> None:
@@ -261,7 +261,15 @@ def test_an_average_that_stands_still_in_half_is_a_lost_update() -> None:
     assert found.verdict.module == "ema"
 
 
-@pytest.mark.parametrize("made", [average(0.8), average(0.0, "fp32")])
+@pytest.mark.parametrize(
+    "made",
+    [
+        average(0.8),
+        average(0.0, "fp32"),
+        # improved-diffusion: fp16 copies of flat fp32 weights, after 16 small steps.
+        average(1e-5, "fp16", 4e-5),
+    ],
+)
 def test_an_average_that_moves_or_is_kept_in_fp32_is_not(made: Evidence) -> None:
     assert status("small_update_lost", made) is Status.PASSED
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import zip_longest
 
 from ampscope import observations as obs
-from ampscope.numerics.formats import FP16
+from ampscope.numerics.formats import FORMATS, FP16
 
 TAIL_SHARE = 0.2  # the last fifth of a run says where its loss ended
 
@@ -406,8 +406,15 @@ class SlowAverage:
 
 def slow_average(run: RunView, fp32: RunView) -> SlowAverage | None:
     """The first half-precision tensor outside every optimizer that came less than :data:`SLOW` as
-    far as in the fp32 control."""
-    return next((a for a in _averages(run, fp32) if a.change < SLOW * a.reference_change), None)
+    far as in the fp32 control. A move below the spacing of its numbers says nothing: a rounded copy
+    of the weights, made from fp32 ones at each step, may stand still then, too."""
+    found = (a for a in _averages(run, fp32) if a.change < SLOW * a.reference_change)
+    return next((a for a in found if a.reference_change > _spacing(a.scan.dtype) / 2), None)
+
+
+def _spacing(dtype: str) -> float:
+    """Of numbers of a half-precision format, relative: half of it at most."""
+    return float(2.0 ** -(FORMATS[dtype].mantissa_bits + 1))
 
 
 def averages_keep_up(run: RunView, fp32: RunView) -> bool:
