@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -558,3 +560,10 @@ def test_a_script_gets_from_torch_what_it_gets_unwatched(instrument: str, name: 
         with LIVE[instrument]():
             watched = {use: told(call, make) for use, call in USES.items()}
     assert watched == alone
+
+
+def test_a_look_for_tracers_prints_nothing() -> None:
+    """torch's own function logs a warning at its first call in a process."""
+    code = "from ampscope.capture.tensors import is_traced; assert not is_traced()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -183,6 +183,28 @@ def test_a_factor_by_hand_that_falls_no_further(
         assert "stays at 262,144" in said.reason
 
 
+@pytest.mark.parametrize(
+    ("in_fp32", "found"),
+    [
+        (2.0**30, ["loss_scale_too_high"]),  # 2 at a factor of 1
+        (2.0**60, []),  # too large at a factor of 1, too
+    ],
+)
+def test_a_factor_by_hand_that_rises_into_overflow(in_fp32: float, found: list[str]) -> None:
+    """improved-diffusion, with a growth of 1 and without its look at the gradients."""
+    calls = log((ZERO, PLAIN_BACKWARD, DIRECT_STEP), FLAT)
+    calls = [
+        replace(c, note=f"mul {2.0 ** (20 + c.step):g}") if c.name == "backward" else c
+        for c in calls
+    ]
+    made = steps(FLAT, grad_nonfinite=1000, grad_norm=None, **WITHOUT_SCALER)
+    overflow = replace(STEEP, fp32_max=in_fp32, step=9)
+    verdict = diagnose(evidence(run(made, overflow, calls=calls)))
+    assert [f.cause for f in verdict.findings] == found
+    if found:
+        assert "to 5.36871e+08 at step 9" in verdict.findings[0].verdict.reason
+
+
 def test_a_weight_of_a_loss_is_no_static_scale() -> None:
     assert status("loss_scale_too_high", by_hand(2.0)) is Status.NOT_APPLICABLE
 

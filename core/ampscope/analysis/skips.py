@@ -365,6 +365,12 @@ def hand_scaled_at(run: RunView) -> str:
     return next((c.line for c in found if c.line), "")
 
 
+def hand_factor_at(run: RunView, step: int) -> float | None:
+    """What the loss of a step was multiplied by; None where it was by no constant."""
+    found = (c for c in run.calls if c.name == "backward" and c.step == step)
+    return next((factor for c in found if (factor := _hand_factor(c)) is not None), None)
+
+
 def _hand_factor(call: Call) -> float | None:
     """What the root of a backward was multiplied by; None where it was by no constant."""
     name, _, text = call.note.partition(" ")

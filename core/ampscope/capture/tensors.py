@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx._symbolic_trace import is_fx_tracing
+from torch.fx import _symbolic_trace
 from torch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 
 from ampscope.capture.own_ops import own_ops
@@ -87,6 +87,11 @@ def is_traced() -> bool:
     """Whether what runs now only makes a graph: for torch.compile, torch.fx or make_fx. Instruments
     look away. torch.compile, which reads this very function, comes to a constant first."""
     return torch.compiler.is_compiling() or is_fx_tracing()
+
+
+def is_fx_tracing() -> bool:
+    """As torch's own function, which logs a warning at its first call."""
+    return bool(_symbolic_trace._is_fx_tracing_flag)
 
 
 def unreadable(tensor: Tensor) -> str:

@@ -27,6 +27,7 @@ from ampscope.analysis.skips import (
     ScaleFacts,
     fails_forward,
     fits_unscaled,
+    hand_factor_at,
     hand_scale_facts,
     hand_scaled_at,
     part_of_the_loss,
@@ -130,7 +131,7 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
     fp32 = None if evidence.fp32 is None else hand_scale_facts(evidence.fp32)
     if fp32 is not None and fp32.skipped:
         return passed("The gradients are not finite in fp32 either; no scale cures that.")
-    lost = facts.skipped
+    lost, rise = facts.skipped, ""
     if facts.starts_too_high:
         words = f"starts at {facts.first:,.6g} and loses {facts.leading} steps to {facts.last:,.6g}"
     elif facts.grows_too_fast:
@@ -144,16 +145,18 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
             "there to gradients that overflow"
         )
         lost = facts.refused
+    elif rise := _rises_unseen(evidence, facts):
+        words = rise
     else:
         return passed("The script scales its loss by hand, and its factor found its place.")
     return Verdict(
         Status.FOUND,
         f"The factor by which the script multiplies its loss {words}.",
         phase="backward",
-        step=None if facts.grows_too_fast else 0,
+        step=None if facts.grows_too_fast or rise else 0,
         line=hand_scaled_at(evidence.baseline),
         evidence=(
-            Measurement("lost steps", lost, MANY_SKIPS, "as_is"),
+            *(() if rise else (Measurement("lost steps", lost, MANY_SKIPS, "as_is"),)),
             Measurement("initial factor", facts.first, USUAL_INIT, "as_is"),
             Measurement("factor at the end", facts.last, None, "as_is"),
         ),
@@ -163,6 +166,21 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
             "double it every 2,000 steps, or let torch.amp.GradScaler do it.",
             "scaler = torch.amp.GradScaler(device)  # in place of the factor and its division\n",
         ),
+    )
+
+
+def _rises_unseen(evidence: Evidence, facts: ScaleFacts) -> str:
+    """What a factor did that only rises, where a gradient overflows that it alone makes too large,
+    and the step is taken all the same; "" of any other."""
+    root = evidence.root
+    if facts.skipped or root is None or root.op.step is None or not is_overflow(root):
+        return ""
+    factor = hand_factor_at(evidence.baseline, root.op.step)
+    if factor is None or factor <= facts.first or not fits_unscaled(evidence, factor):
+        return ""
+    return (
+        f"rises from {facts.first:,.6g} to {factor:,.6g} at step {root.op.step:,}, where gradients "
+        "overflow, and nothing keeps the step from being taken"
     )
 
 

@@ -25,11 +25,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.fx._symbolic_trace import is_fx_tracing
 
 from ampscope.capture.failures import OwnTime
 from ampscope.capture.tensor_table import Copier
-from ampscope.capture.tensors import floating_tensors, has_own_memory, in_backward, plain, version
+from ampscope.capture.tensors import (
+    floating_tensors,
+    has_own_memory,
+    in_backward,
+    is_fx_tracing,
+    plain,
+    version,
+)
 from ampscope.capture.user_objects import buffers, children, modules
 from ampscope.patches import Patches
 from ampscope.runner.device import peak_bytes
