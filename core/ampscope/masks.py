@@ -139,7 +139,7 @@ _HEADER = re.compile(
     r"([\"']?[ \t]{0,8}[:=][ \t]{0,8}[\"']?)([^\"'\n]+)"
 )
 _ADDRESS = re.compile(r"(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)([^\s\"'<>]+)")
-_WHOLE_ADDRESS = re.compile(r"(?s)(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)(.+)")  # of an argument
+_WHOLE_ADDRESS = re.compile(r"(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)(\S+)")  # of an argument
 _QUERY = re.compile(r"([?&#;])([\w.%-]+)=((?:(?!&[\w.%-]+=)[^\s#\"'<>])+)")
 _OF_QUERY = {"sig", "signature"}  # signed addresses of Azure and AWS
 

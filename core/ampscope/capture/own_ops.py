@@ -68,9 +68,13 @@ class _OwnOps:
         """Whether it is the outermost."""
         here = _here
         depth = here.depth
-        if not depth:
-            here.switch_off()
         here.depth = depth + 1
+        if not depth:
+            try:
+                here.switch_off()
+            except BaseException:  # a signal's handler may raise anywhere
+                here.depth = depth
+                raise
         return not depth
 
     def __exit__(self, *error: object) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -90,7 +91,8 @@ def is_traced() -> bool:
 
 
 def is_fx_tracing() -> bool:
-    """As torch's own function, which logs a warning at its first call."""
+    """Whether torch.fx runs a model on stand-ins for tensors, to make a graph of it. torch's own
+    function of this name logs a warning at its first call."""
     return bool(_symbolic_trace._is_fx_tracing_flag)
 
 
@@ -318,8 +320,11 @@ def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
 
 
 def _has_own_dict(kind: type) -> bool:
-    """Whether a class below torch's own decides what ``tensor.__dict__`` is."""
-    return any("__dict__" in vars(base) for base in kind.__mro__[: kind.__mro__.index(Tensor)])
+    """Whether a class below torch's own decides what ``tensor.__dict__`` is. Each plain class has
+    a descriptor of that name, which decides nothing."""
+    below = (vars(base) for base in kind.__mro__[: kind.__mro__.index(Tensor)])
+    held = (own["__dict__"] for own in below if "__dict__" in own)
+    return not all(type(one) is types.GetSetDescriptorType for one in held)
 
 
 def _has_memory(tensor: Tensor) -> bool:

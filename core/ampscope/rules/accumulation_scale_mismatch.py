@@ -10,8 +10,7 @@ Why it matters
     Infinity stays infinite whatever is added to it: the scale falls, and nothing is learned.
 
 Blind spots
-    Windows of gradients that are cleared by setting them to None by hand; what a skipped step left,
-    in a script that never calls zero_grad.
+    What a skipped step left, in a script that never calls zero_grad.
 
 Remedy
     unscale_, step and update only at the end of the window; zero_grad also after a skipped step.

@@ -153,7 +153,7 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
         Status.FOUND,
         f"The factor by which the script multiplies its loss {words}.",
         phase="backward",
-        step=None if facts.grows_too_fast or rise else 0,
+        step=_step_of(evidence) if rise else None if facts.grows_too_fast else 0,
         line=hand_scaled_at(evidence.baseline),
         evidence=(
             *(() if rise else (Measurement("lost steps", lost, MANY_SKIPS, "as_is"),)),
@@ -167,6 +167,10 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
             "scaler = torch.amp.GradScaler(device)  # in place of the factor and its division\n",
         ),
     )
+
+
+def _step_of(evidence: Evidence) -> int | None:
+    return None if evidence.root is None else evidence.root.op.step
 
 
 def _rises_unseen(evidence: Evidence, facts: ScaleFacts) -> str:

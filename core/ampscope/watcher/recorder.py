@@ -96,14 +96,14 @@ class Recorder:
         """A step with everything that was seen in it: it is written whole or not at all."""
 
         def write() -> None:
+            for event in ended.reading.events:  # may ask the store, which may be held: first
+                self._writer.add_event(event)
             self._writer.add_step(record)
             for frame in ended.frames.values():
                 self._writer.add_frame(frame)
             self._writer.add_nonfinite(ended.nonfinite)
             self._writer.add_shadow(ended.shadows())
             self._writer.add_ops(*ended.ops())
-            for event in ended.reading.events:
-                self._writer.add_event(event)
 
         self._put(write)
 
@@ -148,6 +148,8 @@ class Recorder:
             self._writer.close()
         except StoreError as error:
             self._fail(self.error or error)
+        except Exception as error:  # the training goes on whatever is wrong here
+            self._fail(f"{type(error).__name__}: {error}")
         self._say()
 
     def _left(self) -> None:

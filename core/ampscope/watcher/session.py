@@ -22,7 +22,6 @@ import shlex
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -179,9 +178,8 @@ class Session(TrainingListener):
                 self.recorder.event(Event(0, "note", "exponent counter", text))
 
     def _sample(self) -> None:
-        if (
-            self.recorder.error or self._device.type != "cuda"
-        ):  # on a CPU a second process would cost what it measures
+        # On a CPU a second process would cost what it measures.
+        if self.recorder.error or self._device.type != "cuda":
             return
         if self._has_sampler:  # the model has moved to another GPU
             read_too(self.recorder.readings, self._device)
@@ -614,7 +612,7 @@ class Session(TrainingListener):
 # Watches that are on, so that a model is watched by one at a time.
 
 
-_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+_OPEN: IdSet[Session] = IdSet()
 _LOCK = threading.Lock()
 REPLACED = "The same model was watched anew."
 

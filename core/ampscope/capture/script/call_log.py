@@ -31,7 +31,7 @@ from ampscope.capture.script.gradients_by_hand import (
     address_of,
 )
 from ampscope.capture.script.op_taint import root_of_loss, unmark
-from ampscope.capture.script.op_watch import OpWatch
+from ampscope.capture.script.op_watch import OpWatch, autocast_keys
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.tensors import AUTOCAST_KINDS, is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
@@ -91,6 +91,7 @@ class CallLog(StepListener):
         kinds = (kind for kind in AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
         self._open = [dtype_name(torch.get_autocast_dtype(kind)) for kind in kinds][:1]
         self._watch.autocast = self._open[-1] if self._open else ""
+        self._watch.autocast_keys = autocast_keys()
 
     @property
     def calls(self) -> list[Call]:
@@ -178,12 +179,12 @@ class CallLog(StepListener):
         self._calls.add("scale", subject=name, value=self._calls.scale_of(scaler), scaled=True)
 
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
-        self._set_by_hand(parameters_of(optimizer))
+        self._set_by_hand(optimizer)
         name = self._steps.optimizer_name(optimizer)
         self._calls.add("unscale_", subject=self._scalers.name_of(scaler), note=name)
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
-        self._set_by_hand(parameters_of(optimizer))
+        self._set_by_hand(optimizer)
         name, note = self._scalers.name_of(scaler), self._steps.optimizer_name(optimizer)
         try:
             self._calls.add("scaler_step", subject=name, note=note)
@@ -197,7 +198,7 @@ class CallLog(StepListener):
 
     def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
         if not has_closure:
-            self._set_by_hand(parameters_of(optimizer))
+            self._set_by_hand(optimizer)
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
         if scaler is None:
@@ -219,7 +220,7 @@ class CallLog(StepListener):
         if self._calls.is_nested or is_capturing():
             return self._calls.inside(original, *args, **kwargs)
         self._watch.training_begins(has_begun=True)
-        self._asked.drop()
+        self._asked.drop(self._steps.count)
         with self.failures.contained("gradients that the script cleared"):
             self._cleared.found(self._note_cleared)
         roots = args[0] if args else kwargs.get("tensors")
@@ -233,7 +234,9 @@ class CallLog(StepListener):
                 self._raised(error)
             raise
         self._steps.after_backward()
-        self._cleared.after_backward(self._steps.living())
+        # Before its first step an optimizer has a name only if it does something.
+        known = self._steps.optimizers if self._steps.count else self._steps.living()
+        self._cleared.after_backward(known)
         return result
 
     def _note_cleared(self, optimizer: Optimizer) -> None:
@@ -302,13 +305,14 @@ class CallLog(StepListener):
 
     def _note_asked(self, roots: list[Tensor], pairs: list[tuple[Tensor, Tensor]]) -> None:
         own = self._steps.of_optimizers(pairs)
-        if not own or len(roots) != 1 or is_capturing():
+        if not own or is_capturing():
             return
-        facts, _ = self._facts_of(roots[0])
-        facts["line"] = self._calls.line()
-        places = {id(p): address_of(gradient) for p, gradient in own}
-        self._asked.add(Asked(places, facts, self._watch.taint_of(roots[0])))
-        self._steps.gradients_taken(own, scaled=facts["scaled"])
+        self._steps.gradients_taken(own, scaled=any(map(scaled_by, roots)))
+        if len(roots) == 1:
+            facts, _ = self._facts_of(roots[0])
+            facts["line"] = self._calls.line()
+            places = {id(p): address_of(gradient) for p, gradient in own}
+            self._asked.add(Asked(places, facts, self._watch.taint_of(roots[0])))
 
     def _transformed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """``torch.func.grad`` and ``grad_and_value``: the gradients, and the value or the value
@@ -322,6 +326,7 @@ class CallLog(StepListener):
             value = found[1][0] if type(found[1]) is tuple else found[1]
             scaled = [c.subject for c in self._calls.records[before:] if c.name == "scale"]
             scaler = scaled[-1] if scaled else ""
+            self._calls.add("grad", scaled=bool(scaled))
             facts = {
                 "subject": scaler,
                 "value": _sum_of(value) / (self._scale_named(scaler) or 1.0),
@@ -332,12 +337,14 @@ class CallLog(StepListener):
             self._asked.add(Asked(None, facts, self._watch.taint_of(value)))
         return found
 
-    def _set_by_hand(self, parameters: list[Tensor]) -> None:
-        """An optimizer's gradients are used: those that the script asked for and set itself had
-        their backward pass then."""
+    def _set_by_hand(self, used: Optimizer | list[Tensor]) -> None:
+        """The gradients of an optimizer, or of parameters, are used: those that the script asked
+        for and set itself had their backward pass then."""
         with self.failures.contained("gradients that the script set"):
-            for asked in self._asked.taken(parameters):
+            own = used if type(used) is list else parameters_of(used)
+            for asked in self._asked.taken(own, self._steps.count):
                 self._calls.add("backward", **asked.facts)
+                self._watch.reads.backward()
                 facts, taint = asked.facts, asked.taint
                 self._steps.gradients_set(
                     facts["value"], facts["dtype"], taint, scaled=facts["scaled"]
@@ -403,13 +410,17 @@ class CallLog(StepListener):
             self._seen.add((dtype, line))
             note = str(region.device)
             self._calls.add("autocast", dtype=dtype, enabled=enabled, note=note)
-        return original(region)
+        entered = original(region)
+        self._watch.autocast_keys = autocast_keys()
+        return entered
 
     def _exit(self, original: Any, region: Any, *args: Any) -> Any:
         if self._open:
             self._open.pop()
         self._watch.autocast = self._open[-1] if self._open else ""
-        return original(region, *args)
+        left = original(region, *args)
+        self._watch.autocast_keys = autocast_keys()
+        return left
 
     # Checkpoints: do they hold the state of a GradScaler?
 

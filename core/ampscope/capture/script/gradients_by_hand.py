@@ -40,26 +40,39 @@ class Asked:
         return self.gradients is None or any(key in self.gradients for key in held)
 
 
+MAX_ASKED = 500  # of a script that only asks
+
+
 class AskedGradients:
     """What was handed over since the last backward pass, and which of it a step takes."""
 
     def __init__(self) -> None:
         self._asked: list[Asked] = []
+        self._filled_in = -1  # the step whose gradients a backward pass has filled
+        self._calls_backward = False
 
     def add(self, asked: Asked) -> None:
         """The script has asked for gradients."""
+        for before in self._asked:  # whose gradients are gone where new ones have their place
+            for key, address in (before.gradients or {}).items():
+                if address and (asked.gradients or {}).get(key) == address:
+                    before.gradients[key] = 0  # type: ignore[index]  # it has this key
         self._asked.append(asked)
+        del self._asked[:-MAX_ASKED]
 
-    def drop(self) -> None:
+    def drop(self, step: int) -> None:
         """A backward pass begins: what was handed over before was part of its loss."""
         self._asked.clear()
+        self._calls_backward, self._filled_in = True, step
 
-    def taken(self, parameters: Sequence[Tensor]) -> list[Asked]:
-        """The calls whose gradients these parameters hold now, each told once.
+    def taken(self, parameters: Sequence[Tensor], step: int) -> list[Asked]:
+        """The calls whose gradients these parameters hold now, each told once; none where a
+        backward pass has filled them: what was asked for besides was for something else.
 
         Sums and quotients of what was handed over are other tensors. Then the calls of one line
         count, as in an accumulation; between several lines (products with a Hessian, inner steps
-        of meta-learning) the gradients themselves must be there, or none is told.
+        of meta-learning), and in a script that calls backward as well, the gradients themselves
+        must be there, or none is told.
         """
         held = {id(p): p.grad for p in parameters if p.grad is not None}
         if not self._asked or not held:
@@ -67,7 +80,9 @@ class AskedGradients:
         own = [asked for asked in self._asked if asked.is_of(held)]
         self._asked = [asked for asked in self._asked if not asked.is_of(held)]
         lines = {asked.facts["line"] for asked in own}
-        if len(lines) > 1:
+        if step == self._filled_in:
+            return []
+        if len(lines) > 1 or self._calls_backward:
             places = {key: address_of(gradient) for key, gradient in held.items()}
             lines = {a.facts["line"] for a in own if _is_there(a, places)}
         return [a for a in own if a.facts["line"] in lines] if len(lines) == 1 else []

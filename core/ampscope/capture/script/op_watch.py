@@ -64,9 +64,7 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 # Results come from other processes: a value that is not finite was made there, or by their sum.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _CASTS_INSIDE = torch.ops.aten._sparse_addmm.default
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
-)
+_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
 
 
@@ -98,6 +96,7 @@ class OpWatch(StepListener):
         self._in_optimizer = False
         self.on_op = on_op
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
+        self.autocast_keys: Any = None  # of the devices for which autocast is on; None outside
         self.failures = Failures()
         self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.op_lists
         self._known_ops: set[tuple[int, torch.dtype]] = set()
@@ -568,13 +567,22 @@ def _is_new_nan(
     return fresh and not any(map(op_facts.has_nan, (*bad, *before)))
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def autocast_keys() -> Any:
+    """Dispatch keys of the devices for which autocast is on here; None where it is for none. Within
+    a dispatch mode torch says that it is off."""
+    keys = [key for kind, key in _AUTOCAST.items() if torch.is_autocast_enabled(kind)]
+    sets = [torch._C.DispatchKeySet(key) for key in keys]
+    return functools.reduce(lambda a, b: a | b, sets) if sets else None
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on: Any) -> Any:
     """The op as it runs without a mode. Below a dispatch mode autocast is off; the kernel of
-    torch.sparse.mm counts on autocast for the op that it calls inside."""
-    if func is not _CASTS_INSIDE:
+    torch.sparse.mm counts on autocast for the op that it calls inside. ``on``: see
+    :func:`autocast_keys`."""
+    if func is not _CASTS_INSIDE or on is None:
         return func(*args, **kwargs)
     included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set() - _AUTOCAST
+    excluded = torch._C._dispatch_tls_local_exclude_set() - on
     with torch._C._ForceDispatchKeyGuard(included, excluded):
         return func(*args, **kwargs)
 
@@ -597,7 +605,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             return func(*self._watching_inside(args), **kwargs)
         is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
         if is_traced or not watch.enabled:
-            return _run(func, args, kwargs)
+            return _run(func, args, kwargs, watch.autocast_keys)
         if func is ITEM:  # also when the budget is used up: a script may read its loss at any step
             value = func(*args, **kwargs)
             with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
@@ -607,9 +615,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
                 watch.on_op(func, args, kwargs, value)
             return value
         if watch.seen_ops >= watch.budget:
-            return _run(func, args, kwargs)
+            return _run(func, args, kwargs, watch.autocast_keys)
         if is_capturing():
-            out = func(*args, **kwargs)
+            out = _run(func, args, kwargs, watch.autocast_keys)
             with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
                 watch.captured(func, args, kwargs, out)
                 if watch.on_op is not None:
@@ -629,7 +637,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
             prior = watch.prior_taints(func, args, kwargs)
             before = op_facts.remember_target(func, args, is_bad=bool(prior))
-        out = _run(func, args, kwargs)
+        out = _run(func, args, kwargs, watch.autocast_keys)
         with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
             node = torch._C._current_autograd_node()
             tensors = op_facts.tensors(args, kwargs)
@@ -643,8 +651,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         """The result of an op of one more evaluation, which is looked at in full where there is
         more to see in it."""
         watch = self.watch
-        out = func(*args, **kwargs)
-        with torch._C.DisableTorchFunction(), watch.failures.contained("some ops"):
+        out = _run(func, args, kwargs, watch.autocast_keys)
+        with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
             if not watch.glance(func, args, kwargs, out):
                 tensors = op_facts.tensors(args, kwargs)
                 watch.after(OpCall(func, args, kwargs, tensors, None, None, {}), out)
@@ -667,7 +675,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
 
 
 # Evaluations: hundreds of forward passes without gradients, one after the other. The first ones of
-# a module are recorded as any other op is; of the rest, and of what is computed between them, only
+# a module, and what is computed between them, are recorded as any other op is; of the rest only
 # ops that give a non-finite number. A teacher, a discriminator's input or a metric within a
 # training step is called a few times between two forward passes with gradients, or two steps, and
 # so never comes so far.
@@ -703,16 +711,13 @@ class Evaluations:
         self._calls.clear()
 
     def holds(self, func: Any, args: Any) -> bool:
-        """Whether an op that runs now is of one more evaluation. What is written in place lives on,
-        and so does a total that the script adds up."""
-        if func._schema.is_mutable or in_backward():
+        """Whether an op that runs now is of one more evaluation. What is written in place lives
+        on."""
+        if not self._is_inside or func._schema.is_mutable or in_backward():
             return False
         if torch.is_grad_enabled():  # autocast casts weights with gradients on, to keep the copies
-            is_weight = func._opname == "_to_copy" and type(args[0]) is nn.Parameter
-            return self._is_inside and is_weight
-        if self._is_inside or func._opname not in RUNNING_SUMS:
-            return True
-        return not any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
+            return func._opname == "_to_copy" and type(args[0]) is nn.Parameter
+        return True
 
 
 # Where an op belongs: module, source line and user Function, in the forward and backward passes.
