@@ -184,3 +184,43 @@ def test_what_zero_grad_cleared_is_told_once(to_none: bool) -> None:
             mse_loss(net(x), y).backward()
             optimizer.step()
     assert seen.names().count("zero_grad") == 3
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_gradients_that_are_asked_for_beside_a_backward_are_no_step_s(sets: bool) -> None:
+    """A look at gradients (GradNorm, a monitor) between the backward and the step; ``sets``: one
+    of them is put into ``.grad``."""
+    net = small_net()
+    with watched() as seen:
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        grads = scaler(SCALED)
+        for step in range(4):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            loss = mse_loss(net(x), y)
+            grads.scale(loss).backward(retain_graph=True)
+            own = list(net.parameters())
+            found = torch.autograd.grad(loss * 3, own)
+            if sets:
+                own[0].grad = found[0]
+            grads.step(optimizer)
+            grads.update()
+            assert seen.steps.records[-1].loss == pytest.approx(loss.item())
+    assert len(_backwards(seen)) == 4
+    assert all(c.scaled for c in _backwards(seen))
+    assert {a.backwards for a in seen.steps.records} == {1}
+
+
+def test_gradients_of_several_losses_that_are_made_finite_are_told() -> None:
+    net = small_net()
+    with watched() as seen:
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        own = list(net.parameters())
+        for step in range(3):
+            x, y = batch(step)
+            loss = mse_loss(net(x), y)
+            found = torch.autograd.grad([loss, loss * torch.inf], own)
+            for p, gradient in zip(own, found, strict=True):
+                p.grad = torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
+            optimizer.step()
+    assert len(seen.steps.replaced.records) == 3

@@ -207,6 +207,10 @@ def test_outputs_of_a_class_that_answers_for_attributes_end_no_watch(
         assert [step.grad_norm for step in reader.steps(run.id)] == [pytest.approx(80**0.5)] * 3
 
 
+def _switched_off() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=False)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sparse_products_below_autocast_are_those_without_a_watch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -217,3 +221,31 @@ def test_sparse_products_below_autocast_are_those_without_a_watch(dtype: torch.d
             watched = torch.sparse.mm(sparse, x)
     assert plain.dtype is watched.dtype is dtype
     assert torch.equal(plain, watched)
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, _switched_off])
+def test_sparse_products_without_autocast_stay_in_fp32(region: Callable[[], Any]) -> None:
+    """And with the weights of now: no copy of an earlier step's."""
+    sparse = torch.eye(16).to_sparse()
+    weight = nn.Parameter(torch.full((16, 16), 1 + 2.0**-12))
+    with _recorded(nn.Identity(), None, None):
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.sparse.mm(sparse, weight)
+        for value in (1 + 2.0**-12, 2 + 2.0**-12):
+            with torch.no_grad():
+                weight.fill_(value)
+            with region():
+                found = torch.sparse.mm(sparse, weight)
+            assert found.dtype is torch.float32
+            assert torch.equal(found, weight)
+
+
+def test_sparse_products_of_late_evaluations_are_those_of_early_ones(tmp_path: Path) -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(torch.eye(4).to_sparse(), x)
+
+    model, x = Product(), torch.randn(4, 4)
+    recorder = ScriptRecorder(str(tmp_path), Cadence(), lambda count: None)
+    with recorder.watching(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert {model(x).dtype for _ in range(20)} == {torch.bfloat16}

@@ -567,3 +567,20 @@ def test_a_look_for_tracers_prints_nothing() -> None:
     code = "from ampscope.capture.tensors import is_traced; assert not is_traced()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+class _Meta:
+    """A plain class with attributes of its own, as MONAI mixes one into its tensors."""
+
+    affine = 1.0
+
+
+class _Mixed(_Meta, Tensor):
+    pass
+
+
+def test_a_tensor_class_with_a_plain_class_mixed_in_is_read() -> None:
+    mixed = torch.ones(3).as_subclass(_Mixed)
+    mixed.affine = 2.0
+    assert readable(mixed) is not None
+    assert not all_finite(torch.full((3,), torch.nan).as_subclass(_Mixed))
