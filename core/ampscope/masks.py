@@ -139,7 +139,7 @@ _HEADER = re.compile(
     r"([\"']?[ \t]{0,8}[:=][ \t]{0,8}[\"']?)([^\"'\n]+)"
 )
 _ADDRESS = re.compile(r"(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)([^\s\"'<>]+)")
-_WHOLE_ADDRESS = re.compile(r"(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)(\S+)")  # of an argument
+_WHOLE_ADDRESS = re.compile(r"(?s)(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)(.+)")  # of an argument
 _QUERY = re.compile(r"([?&#;])([\w.%-]+)=((?:(?!&[\w.%-]+=)[^\s#\"'<>])+)")
 _OF_QUERY = {"sig", "signature"}  # signed addresses of Azure and AWS
 
@@ -174,7 +174,8 @@ def _forms(text: str, taken: Taken, address: re.Pattern[str] = _ADDRESS) -> str:
 def _located(rest: str, taken: Taken) -> str:
     """What stands behind ``://``, without the user and without secrets in the query."""
     end = _end_of_user(rest)
-    if end >= 0:
+    words = rest[: max(end, 0)].split()
+    if end >= 0 and (len(words) < 2 or ":" in words[0]):  # a blank may be in a password alone
         if rest[:end] != MASK:
             taken += [rest[:end], rest[:end].partition(":")[2]]
         rest = f"{MASK}{rest[end:]}"
