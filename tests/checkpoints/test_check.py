@@ -447,6 +447,25 @@ def test_what_lies_too_deep_is_named(tmp_path: Path) -> None:
     assert "more than 64 deep" in check_checkpoint(tmp_path / "a.pt").left_out[0]
 
 
+def test_what_lies_beside_something_too_deep_is_looked_at(tmp_path: Path) -> None:
+    """Also where it was named too deep first; the depth is said once."""
+    state = {"w": torch.tensor([torch.nan])}
+    deep: list[Any] = [state]
+    for _ in range(70):
+        deep = [deep, deep]
+    torch.save({"history": [deep, [deep]], "model": state}, tmp_path / "a.pt")
+    found = check_checkpoint(tmp_path / "a.pt")
+    assert [t.name for t in found.tensors] == ["model.w"]
+    assert len(found.left_out) == 1
+
+
+def test_a_tensor_without_elements_is_let_in(tmp_path: Path) -> None:
+    state = {"a": torch.empty(0, 0), "b": torch.empty(0, 3, 0), "w": torch.ones(2)}
+    torch.save(state, tmp_path / "a.pt")
+    shapes = {t.name: t.shape for t in check_checkpoint(tmp_path / "a.pt").tensors}
+    assert shapes == {"a": (0, 0), "b": (0, 3, 0), "w": (2,)}
+
+
 def test_repeated_elements_are_counted_where_they_are_stored(tmp_path: Path) -> None:
     row = torch.tensor([1.0, torch.nan, 3.0])
     torch.save(

@@ -78,22 +78,25 @@ class Walk:
 
     def all(self, loaded: object) -> None:
         """All tensors inside ``loaded``, by dotted names. A container that is named twice is looked
-        at where it is named first."""
+        at where it is named first, unless that is too deep."""
         seen: set[int] = set()
+        too_deep: str | None = None  # name of the first
         within: list[Iterator[tuple[object, str, str]]] = [iter([(loaded, "", "model")])]
         while within:
             for value, name, kind in within[-1]:
                 if isinstance(value, Tensor):
                     self._tensor(value, name, kind)
                 elif id(value) not in seen:
-                    seen.add(id(value))
                     if len(within) > DEEPEST:
-                        self.left_out.append(f"{name[:80]}: what lies more than {DEEPEST} deep.")
-                        return
+                        too_deep = name[:80] if too_deep is None else too_deep
+                        continue
+                    seen.add(id(value))
                     within.append(self._parts(value, name, kind))
                     break
             else:
                 within.pop()
+        if too_deep is not None:
+            self.left_out.append(f"{too_deep}: what lies more than {DEEPEST} deep.")
 
     def _parts(self, value: Any, name: str, kind: str) -> Iterator[tuple[object, str, str]]:
         """Tensors and containers in a container, with their names and kinds."""
@@ -207,7 +210,7 @@ def _spanned(tensor: Tensor) -> Tensor:
     """The tensor; where it repeats elements of its storage, the stretch of it that it spans."""
     sides = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((length - 1) * step for length, step in sides)
-    if tensor.numel() <= span:
+    if tensor.numel() <= max(span, 0):  # it is below zero where two sides are empty
         return tensor
     return tensor.as_strided((span,), (1,), tensor.storage_offset())
 
