@@ -26,6 +26,7 @@ from ampscope.checkpoints.check import check_checkpoint
 from ampscope.checkpoints.files import TorchFiles, safetensors
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
+from ampscope.runner import checkpoint_child
 from ampscope.runner.checkpoint_child import read
 
 
@@ -432,6 +433,89 @@ def test_a_child_has_a_limit_of_memory_and_of_processor_time(tmp_path: Path) -> 
             assert check_checkpoint(tmp_path / "ok.pt", torch_files=torch_files).tensors
 
 
+def test_a_child_computes_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks of threads, one for each of a large machine's cores, are no memory of the file's."""
+    for name, value in {
+        "MKL_NUM_THREADS": "64",
+        "MKL_DYNAMIC": "FALSE",
+        "OMP_STACKSIZE": "64M",
+    }.items():
+        monkeypatch.setenv(name, value)
+    torch.save({"a": torch.ones(1000, 2, 1000).transpose(0, 2)}, tmp_path / "a.pt")
+    with TorchFiles() as torch_files:
+        found = check_checkpoint(tmp_path / "a.pt", torch_files=torch_files)
+    assert found.tensors[0].shape == (1000, 2, 1000)
+
+
+def _said(path: Path) -> str:
+    with pytest.raises(BadInput) as refused:
+        check_checkpoint(path)
+    return str(refused.value)
+
+
+def test_a_file_of_many_tensors_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_child, "MOST_TENSORS", 10)
+    path = tmp_path / "a.pt"
+    torch.save([torch.ones(n) for n in range(10)], path)
+    assert len(check_checkpoint(path).tensors) == 10
+    torch.save([torch.ones(n) for n in range(11)], path)
+    assert "more than 10 tensors" in _said(path)
+    assert "may be whole" in _said(path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("unable to mmap 80 bytes from file <a.pt>: Cannot allocate memory (12)"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_not_called_damaged(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*args: object, **kwargs: object) -> None:
+        raise error
+
+    torch.save([torch.ones(1)], tmp_path / "a.pt")
+    monkeypatch.setattr(torch, "load", load)
+    said = _said(tmp_path / "a.pt")
+    assert "may be whole" in said
+    assert "more memory" in said
+    assert "no torch file" not in said
+
+
+def test_a_parameter_without_state_counts_for_nothing(tmp_path: Path) -> None:
+    """Of SGD: without momentum, and as older versions of torch keep it."""
+    count = 100_000
+    groups = [{"lr": 0.1, "params": list(range(count))}]
+    for state in ({}, {n: {"momentum_buffer": None} for n in range(count)}):
+        optimizer = {"state": state, "param_groups": groups}
+        torch.save({"optimizer_states": [optimizer], "w": torch.ones(2)}, tmp_path / "a.pt")
+        found = check_checkpoint(tmp_path / "a.pt")
+        assert [t.name for t in found.tensors] == ["w"]
+        assert found.left_out == []
+
+
+def test_the_processor_time_grows_with_the_number_of_storages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second for each of some, and by no more than for the most that are read."""
+    limits = [(40, 100)]
+    monkeypatch.setattr(checkpoint_child.resource, "getrlimit", lambda what: limits[-1])
+    monkeypatch.setattr(checkpoint_child.resource, "setrlimit", lambda what, n: limits.append(n))
+    monkeypatch.setattr(checkpoint_child, "RECORDS_A_SECOND", 5)
+    monkeypatch.setattr(checkpoint_child, "MOST_TENSORS", 90)
+    for count, most in ((50, range(50, 53)), (500, range(58, 59))):
+        del limits[1:]
+        torch.save([torch.ones(1) for _ in range(count)], tmp_path / "a.pt")
+        read(tmp_path / "a.pt", tmp_path)
+        assert limits[-1][0] in most
+        assert limits[-1][1] == 100
+
+
 def test_options_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     for odd in ({"betas": [[0.9], [0.99]]}, {"params": 5}, {"params": [[1]]}, {"eps": [1e-8]}):
@@ -445,6 +529,25 @@ def test_options_that_are_no_numbers_are_named(tmp_path: Path) -> None:
 def test_what_lies_too_deep_is_named(tmp_path: Path) -> None:
     _nested(tmp_path / "a.pt", lambda v: [v], 80)
     assert "more than 64 deep" in check_checkpoint(tmp_path / "a.pt").left_out[0]
+
+
+def test_what_lies_beside_something_too_deep_is_looked_at(tmp_path: Path) -> None:
+    """Also where it was named too deep first; the depth is said once."""
+    state = {"w": torch.tensor([torch.nan])}
+    deep: list[Any] = [state]
+    for _ in range(70):
+        deep = [deep, deep]
+    torch.save({"history": [deep, [deep]], "model": state}, tmp_path / "a.pt")
+    found = check_checkpoint(tmp_path / "a.pt")
+    assert [t.name for t in found.tensors] == ["model.w"]
+    assert len(found.left_out) == 1
+
+
+def test_a_tensor_without_elements_is_let_in(tmp_path: Path) -> None:
+    state = {"a": torch.empty(0, 0), "b": torch.empty(0, 3, 0), "w": torch.ones(2)}
+    torch.save(state, tmp_path / "a.pt")
+    shapes = {t.name: t.shape for t in check_checkpoint(tmp_path / "a.pt").tensors}
+    assert shapes == {"a": (0, 0), "b": (0, 3, 0), "w": (2,)}
 
 
 def test_repeated_elements_are_counted_where_they_are_stored(tmp_path: Path) -> None:
@@ -478,7 +581,7 @@ def test_one_child_reads_all_torch_files_and_another_takes_over(
         found = check_checkpoint(tmp_path / "run", torch_files=torch_files)
         assert ([t.name for t in found.tensors], len(started)) == (["w0", "w1", "w2"], 1)
         started[0].kill()
-        with pytest.raises(BadInput, match="ended early"):
+        with pytest.raises(BadInput, match=r"was killed.* may be whole"):
             check_checkpoint(tmp_path / "run" / "0.pt", torch_files=torch_files)
         found = check_checkpoint(tmp_path / "run" / "0.pt", torch_files=torch_files)
         assert ([t.name for t in found.tensors], len(started)) == (["w0"], 2)

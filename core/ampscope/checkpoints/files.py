@@ -12,7 +12,8 @@ alone, which runs no code of the file; it reports where in the file each tensor 
 memory does not grow with the file.
 
 What a file costs follows its size: a header is counted before it is parsed, and the child has
-limits of memory, of processor time and of temporary disk.
+limits of memory, of processor time and of temporary disk. What is beyond these may be whole, and
+is not called damaged.
 
 Folders and ``*.index.json`` files stand for all their parts.
 """
@@ -39,7 +40,7 @@ from ampscope.errors import BadInput
 
 HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 LONGEST_INDEX = 100_000_000  # bytes
-MOST_TENSORS = 250_000  # of one file, or of one index; the largest known models have 140,000
+MOST_TENSORS = 250_000  # of one safetensors file or index; the largest known models have 140,000
 _MOST_BRACKETS = 3 * MOST_TENSORS  # of JSON: a tensor has an object and two lists
 _MOST_COMMAS = 8 * MOST_TENSORS
 _BITS = {
@@ -49,6 +50,7 @@ _BITS = {
 }  # fmt: skip
 _MAGIC_OF_ZIP = b"PK\x03\x04"
 _POINTER_OF_LFS = b"version https://git-lfs.github.com/"
+_MAY_BE_WHOLE = "The file may be whole: save its weights alone, as safetensors."
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 MOST_NAMED = 3  # files of a folder of which none can be read
 
@@ -323,6 +325,8 @@ def _torch_file(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoin
         raise BadInput(
             f"{path} is no whole torch file: {answer['damaged'][:300]}. Save or download it again."
         )
+    if "beyond" in answer:
+        raise BadInput(f"{path} is not looked at: {answer['beyond'][:300]}. {_MAY_BE_WHOLE}")
     if "needs_code" in answer:
         raise NeedsCode(
             f"{path} holds more than tensors ({answer['needs_code'][:200]}): reading that could "
@@ -375,10 +379,13 @@ class TorchFiles:
             said: dict[str, Any] = json.loads(answer)
         except ValueError:
             last = (self._end().strip().splitlines() or ["no reason given"])[-1]
-            if child.returncode == -signal.SIGXCPU:
-                raise BadInput(
-                    f"{path} could not be read: it took more processor time than its size allows."
-                ) from None
+            limits = {
+                -signal.SIGXCPU: "opening it took more processor time than is allowed for its size",
+                -signal.SIGKILL: "the process that opens it was killed, as where memory runs out",
+            }
+            if child.returncode in limits:
+                text = f"{path} is not looked at: {limits[child.returncode]}. {_MAY_BE_WHOLE}"
+                raise BadInput(text) from None
             raise BadInput(
                 f"{path} could not be read: the process that loads it ended early ({last[:300]})."
             ) from None

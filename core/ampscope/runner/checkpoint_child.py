@@ -11,7 +11,8 @@ storage that it spans, a sparse one as its stored values.
 
 A file may come from anywhere, and a pickle of some bytes can name one object any number of times:
 each container is looked at once, names and tensors are counted against the file's size, and the
-process has a limit of memory and of processor time for each file.
+process has a limit of memory and of processor time for each file. A whole file can be beyond a
+limit, too, and is not called damaged.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampscope.checkpoints.files import HEADER_LIMIT, MOST_TENSORS
-
 DEEPEST = 64
+MOST_TENSORS = 1_000_000  # 100,000 parameters with their moments and steps of Adam are 400,000
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64",
@@ -49,16 +49,23 @@ _NAMES = {
 MEMORY = 512 * 2**20  # bytes that reading a file may take, beside four times its size
 PROCESSOR_S = 30  # of processor time, and a second more for each SLOWEST bytes
 SLOWEST = 50_000_000
+RECORDS_A_SECOND = 2_000  # of an archive's storages; a second more for each so many
 NAMES = 1_000_000  # characters of names, beside four times the file's size
+LONGEST_NAMES = 200 * MOST_TENSORS  # of any file
 _OF_A_TENSOR = 64  # characters that a tensor counts for beside its name
+_TOO_MUCH_MEMORY = "opening it took more memory than is allowed for its size"
 
 
 class Damaged(Exception):  # noqa: N818  # says what happened
     """The file is none that torch.save wrote whole; says why, to follow a colon."""
 
 
+class Beyond(Exception):  # noqa: N818  # says what happened
+    """The file may be whole and is not read; says why, as a clause."""
+
+
 class Walk:
-    """Collects tensors and parameter groups of what was loaded. Raises Damaged."""
+    """Collects tensors and parameter groups of what was loaded. Raises Damaged, Beyond."""
 
     def __init__(self, path: Path, scratch: Path, records: Mapping[int, int] | None) -> None:
         """``records``: sizes of the archive's entries by their offset; None of older files."""
@@ -73,27 +80,30 @@ class Walk:
         size = path.stat().st_size
         # Of older files everything is written aside: storages once, and views as of archives.
         self._disk = size if records is not None else 2 * size
-        self._names = min(4 * size + NAMES, HEADER_LIMIT)
+        self._names = min(4 * size + NAMES, LONGEST_NAMES)
         self._aside: dict[object, int] = {}  # offset in the scratch file by what was written
 
     def all(self, loaded: object) -> None:
         """All tensors inside ``loaded``, by dotted names. A container that is named twice is looked
-        at where it is named first."""
+        at where it is named first, unless that is too deep."""
         seen: set[int] = set()
+        too_deep: str | None = None  # name of the first
         within: list[Iterator[tuple[object, str, str]]] = [iter([(loaded, "", "model")])]
         while within:
             for value, name, kind in within[-1]:
                 if isinstance(value, Tensor):
                     self._tensor(value, name, kind)
                 elif id(value) not in seen:
-                    seen.add(id(value))
                     if len(within) > DEEPEST:
-                        self.left_out.append(f"{name[:80]}: what lies more than {DEEPEST} deep.")
-                        return
+                        too_deep = name[:80] if too_deep is None else too_deep
+                        continue
+                    seen.add(id(value))
                     within.append(self._parts(value, name, kind))
                     break
             else:
                 within.pop()
+        if too_deep is not None:
+            self.left_out.append(f"{too_deep}: what lies more than {DEEPEST} deep.")
 
     def _parts(self, value: Any, name: str, kind: str) -> Iterator[tuple[object, str, str]]:
         """Tensors and containers in a container, with their names and kinds."""
@@ -116,9 +126,14 @@ class Walk:
             pair = betas if isinstance(betas, list | tuple) and len(betas) == 2 else ()
             decays = [_number(value) for value in pair]
             named = states if isinstance(states, list | tuple) else ()
-            known = [f"{prefix}{n}." for n in named if self._is_counted(n, prefix)]
+            usual = [n for n in named if isinstance(n, int | str)]
+            known = []
+            for n in usual:
+                if n in optimizer["state"]:  # without momentum, SGD has no state
+                    known.append(f"{prefix}{n}.")
+                    self._count(len(known[-1]))
             is_odd = None in decays or (epsilon is not None and _number(epsilon) is None)
-            if is_odd or len(known) < len(named) or named is not states:
+            if is_odd or len(usual) < len(named) or named is not states:
                 where = f"{name}.param_groups.{place}" if name else f"param_groups.{place}"
                 self.left_out.append(f"{where} has betas, eps or params that no optimizer writes.")
             self.groups.append(
@@ -129,22 +144,18 @@ class Walk:
                 }
             )
 
-    def _is_counted(self, state: object, prefix: str) -> bool:
-        if not isinstance(state, int | str):
-            return False
-        self._count(f"{prefix}{state}.")
-        return True
-
-    def _count(self, name: str) -> None:
-        self._names -= len(name) + _OF_A_TENSOR
-        if self._names < 0 or len(self.tensors) >= MOST_TENSORS:
+    def _count(self, characters: int) -> None:
+        self._names -= characters
+        if self._names < 0:
             raise Damaged("it names more tensors than its size allows")
 
     def _tensor(self, tensor: Tensor, name: str, kind: str) -> None:
         tensor = tensor.detach()
         if tensor.is_meta:
             return
-        self._count(name)
+        self._count(len(name) + _OF_A_TENSOR)
+        if len(self.tensors) >= MOST_TENSORS:
+            raise Beyond(f"it names more than {MOST_TENSORS:,} tensors")
         if tensor.layout is torch.sparse_coo:
             tensor = tensor._values()  # as stored: coalescing would copy them
         elif tensor.layout is not torch.strided:
@@ -207,7 +218,7 @@ def _spanned(tensor: Tensor) -> Tensor:
     """The tensor; where it repeats elements of its storage, the stretch of it that it spans."""
     sides = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((length - 1) * step for length, step in sides)
-    if tensor.numel() <= span:
+    if tensor.numel() <= max(span, 0):  # it is below zero where two sides are empty
         return tensor
     return tensor.as_strided((span,), (1,), tensor.storage_offset())
 
@@ -278,8 +289,10 @@ def read(path: Path, scratch: Path) -> dict[str, Any]:
         is_archive = file.read(4) == b"PK\x03\x04"
     try:
         records = _records(path) if is_archive else None
-        if not is_archive:
+        if records is None:
             _refuse_tar(path)
+        else:
+            _allow_for(len(records))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a pickle's protocol; what fails is said below
             mapped = is_archive or None
@@ -288,6 +301,8 @@ def read(path: Path, scratch: Path) -> dict[str, Any]:
         walk.all(loaded)
     except Damaged as error:
         return {"damaged": str(error)}
+    except Beyond as error:
+        return {"beyond": str(error)}
     except pickle.UnpicklingError as error:
         text = " ".join(str(error).split())
         if "Unsupported operand" in text:  # torch writes no such instruction
@@ -299,10 +314,13 @@ def read(path: Path, scratch: Path) -> dict[str, Any]:
             return {"needs_code": text.partition("GLOBAL ")[2].split(" ")[0] or "an object"}
         return {"problem": "it is damaged, or no torch file."}
     except MemoryError:
-        return {"problem": "it takes more memory than its size allows."}
+        return {"beyond": _TOO_MUCH_MEMORY}
     except (RuntimeError, ValueError, EOFError, KeyError, AttributeError, IndexError, TypeError,
             OverflowError, AssertionError) as error:  # fmt: skip
-        return {"problem": " ".join(str(error).split())[:200] or type(error).__name__}
+        text = " ".join(str(error).split())
+        if "allocate memory" in text:  # torch's words, also where a file cannot be mapped
+            return {"beyond": _TOO_MUCH_MEMORY}
+        return {"problem": text[:200] or type(error).__name__}
     return {"tensors": walk.tensors, "groups": walk.groups, "left_out": walk.left_out}
 
 
@@ -317,11 +335,24 @@ def _limit(path: Path) -> None:
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_CORE, 0),  # which is what becomes of a process at its limit of time
     ):
-        hard = resource.getrlimit(what)[1]
-        resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
+        _set_limit(what, most)
+
+
+def _allow_for(records: int) -> None:
+    """Raise the limit of processor time, where there is one, by what so many storages take."""
+    seconds = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    if seconds >= 0:
+        more = min(records, MOST_TENSORS) // RECORDS_A_SECOND
+        _set_limit(resource.RLIMIT_CPU, seconds + more)
+
+
+def _set_limit(what: int, most: int) -> None:
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # before there are others, whose stacks would count as memory
     warnings.simplefilter("ignore")
     for asked in sys.stdin:
         path, scratch = map(Path, json.loads(asked))
@@ -329,5 +360,5 @@ if __name__ == "__main__":
         try:
             said = json.dumps(read(path, scratch))
         except MemoryError:
-            said = json.dumps({"problem": "it takes more memory than its size allows."})
+            said = json.dumps({"beyond": _TOO_MUCH_MEMORY})
         print(said, flush=True)

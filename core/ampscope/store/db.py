@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import sqlite3
 import stat
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from ampscope.store import codec, pyramid
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 _HEADER_BYTES = 100  # sqlite.org/fileformat.html
 READING_TIMEOUT_MS = 3_000  # a person waits for what is read
-LONGEST_QUERY_S = 20.0  # and a second more for each megabyte of the store
+LONGEST_QUERY_S = 20.0  # of processor time, and a second more for each megabyte of the store
 LONGEST_VALUE = 128 * 2**20  # bytes of a text, a blob or a row; in a larger store its size
 _BETWEEN = 10_000  # steps of SQLite between two looks at the clock
 
@@ -73,22 +75,55 @@ def _restrain(connection: sqlite3.Connection, path: Path) -> None:
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))
 
 
+class _OfThread(threading.local):
+    deadline = math.inf  # in processor time of the thread, while it is in SQLite
+
+
+_of_thread = _OfThread()
+
+
+def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
+    def within_time(self: _Answer, *args: Any) -> Any:
+        began = time.thread_time()
+        _of_thread.deadline = began + self.left_s
+        try:
+            return method(self, *args)
+        finally:
+            _of_thread.deadline = math.inf
+            self.left_s -= time.thread_time() - began
+
+    return within_time
+
+
+class _Answer(sqlite3.Cursor):
+    """Counts the processor time that its rows take in SQLite: not what is done between two of
+    them, nor how long a stopped process or a slow disk waits."""
+
+    left_s = math.inf
+    execute = _counted(sqlite3.Cursor.execute)
+    fetchone = _counted(sqlite3.Cursor.fetchone)
+    fetchmany = _counted(sqlite3.Cursor.fetchmany)
+    fetchall = _counted(sqlite3.Cursor.fetchall)
+    __next__ = _counted(sqlite3.Cursor.__next__)
+
+
 class _Reading(sqlite3.Connection):
     """A connection whose every query ends in the time that the store's size allows: pages of a
     file can lead around in a circle."""
 
-    deadline = float("inf")
-    longest_s = float("inf")
+    longest_s = math.inf
 
     def limit(self, path: Path) -> None:
         """From here on."""
         self.longest_s = LONGEST_QUERY_S + path.stat().st_size / 1e6
-        self.set_progress_handler(lambda: time.monotonic() > self.deadline, _BETWEEN)
+        self.set_progress_handler(lambda: time.thread_time() > _of_thread.deadline, _BETWEEN)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
         """As of any connection."""
-        self.deadline = time.monotonic() + self.longest_s
-        return super().execute(*args)
+        answer = self.cursor(_Answer)
+        answer.left_s = self.longest_s
+        answer.execute(*args)
+        return answer
 
 
 def _check_files(path: Path) -> None:

@@ -157,9 +157,15 @@ class Reader:
         """All frames of a role in step order, decoded one at a time."""
         sql = f"SELECT {rows.FRAME} FROM frame WHERE run=? AND role=? ORDER BY step"
         with db.translated(self.path):
-            cursor = self._connection.execute(sql, (run_id, role))
-            for row in cursor:
-                yield rows.frame(role, row)
+            last: int | None = None
+            for row in self._connection.execute(sql, (run_id, role)):
+                frame = rows.frame(role, row)
+                # Pages of a damaged file can lead around in a circle, for ever where each frame is
+                # worked on for long.
+                if last is not None and frame.step <= last:
+                    raise StoreError("A stored histogram is damaged (its step is no later one).")
+                last = frame.step
+                yield frame
 
     def events(self, run_id: str) -> list[records.Event]:
         """What a watched run reported, in order."""
