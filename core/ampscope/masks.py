@@ -468,6 +468,7 @@ def _hide(taken: Taken) -> None:
     if len(_hidden) != before:
         _hidden.sort(key=len, reverse=True)
         masked_text.cache_clear()
+        masked_by_pattern.cache_clear()
 
 
 def _of_pair(part: str) -> str:
@@ -538,6 +539,13 @@ def masked_source(text: str) -> str:
     parameter, keyword, annotation or neighbour names a secret. ``key = self.key(x)`` stays."""
     found = masked_forms(_program(text.replace("\r", " ")))
     return found if found.count("\n") == text.count("\n") else "\n" * text.count("\n")
+
+
+@lru_cache(16_384)
+def masked_by_pattern(text: str) -> str:
+    """Lines of a program that are not parsed, because they are read again and again, or come from
+    elsewhere: whoever wrote them chooses how long that takes."""
+    return masked_forms(_by_pattern(text))
 
 
 def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope import masks
+from ampscope import masks, privacy
 
 X = "Hq7TAILv2"  # the secret; a second part of one is TAIL, which no kept text holds
 
@@ -568,14 +568,19 @@ def test_a_secret_that_was_cut_is_hidden_too() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["n", "A", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", ".", "a='", 'token="',
+    ["n", "A", "a.", "é", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", ".", "a='", 'token="',
      "--token ", "a:a@", "://a:", "?a=", "-----BEGIN PRIVATE KEY-----", "wandb ", "cookie:",
      "\\'", "a-"],
 )  # fmt: skip
 def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     started = time.process_time()
-    masks.masked_text(part * 20_000)
-    masks.masked((part * 20_000,))
+    long = part * 20_000
+    masks.masked_text(long)
+    masks.masked((long,))
+    for source in (long, f"x = 1\n{long}\n(", f"password = {long}"):
+        masks.masked_source(source)
+    for parsed in (True, False):
+        privacy.recorded_traceback(f'  File "a.py", line 1\n    {long}\n{long}', parsed=parsed)
     assert time.process_time() - started < 5.0
 
 
