@@ -457,8 +457,9 @@ def _hide(taken: Taken) -> None:
     before = len(_hidden)
     for secret in taken:
         is_path = secret.startswith(("/", "~", "."))
-        if is_path and os.path.exists(os.path.expanduser(secret)):
+        if is_path and _is_there(secret):
             continue
+        # The folders of a path stand in others, too.
         split = [] if is_path else _SPLIT.split(secret[:LONGEST_LITERAL])
         pieces = map(_of_pair, split)
         for part in (secret, secret.strip("\"'-"), *filter(_looks_random, pieces)):
@@ -469,6 +470,13 @@ def _hide(taken: Taken) -> None:
         _hidden.sort(key=len, reverse=True)
         masked_text.cache_clear()
         masked_by_pattern.cache_clear()
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return os.path.exists(os.path.expanduser(path))
+    except ValueError:  # of a user's name
+        return False
 
 
 def _of_pair(part: str) -> str:
@@ -712,8 +720,9 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
             case ast.Assign():
                 for target in node.targets:
                     yield from _assigned(target, node.value)
-            case ast.AnnAssign(value=ast.expr() as value) if _of_annotation(node.annotation):
-                yield from _constants(value, deep=True)
+            case ast.AnnAssign(value=ast.expr() as value) if _kinds(node.annotation):
+                names = [*_kinds(node.annotation), *_names(node.target)]
+                yield from _told(names, value, deep=True)
             case (
                 ast.AnnAssign(target=target, value=ast.expr() as value)
                 | ast.NamedExpr(target=target, value=value)
@@ -795,10 +804,10 @@ def _names(node: ast.AST, *, texts: bool = False) -> list[str]:
     return []
 
 
-def _of_annotation(node: ast.expr) -> bool:
-    """``SecretStr``, ``Optional[Password]``."""
-    names = [name for part in ast.walk(node) for name in _names(part)]
-    return any(is_secret(name) and not _is_bare(name) for name in names)
+def _kinds(annotation: ast.expr) -> list[str]:
+    """``SecretStr``, ``Optional[Password]``: the names of secrets in an annotation."""
+    names = [name for part in ast.walk(annotation) for name in _names(part)]
+    return [name for name in names if is_secret(name) and not _is_bare(name)]
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
@@ -821,11 +830,9 @@ def _parameters(given: ast.arguments) -> Iterator[ast.expr]:
         *zip(given.kwonlyargs, given.kw_defaults, strict=True),
     ]
     for parameter, default in pairs:
-        of_kind = parameter.annotation is not None and _of_annotation(parameter.annotation)
-        if default is not None and of_kind:
-            yield from _constants(default, deep=True)
-        elif default is not None:
-            yield from _told([parameter.arg], default)
+        kinds = [] if parameter.annotation is None else _kinds(parameter.annotation)
+        if default is not None:
+            yield from _told([*kinds, parameter.arg], default, deep=bool(kinds) or None)
 
 
 def _constants(node: ast.AST, deep: bool = False) -> Iterator[ast.expr]:

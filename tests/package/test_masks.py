@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +100,6 @@ ARGUMENTS: list[tuple[str, ...]] = [
     (f"{{token: {X}, lr: 1}}",),
     (f"{{token: {X},{X}}}",),
     (f"{{'passwords': ['a', '{X}']}}",),
-    (f"{{'a': 1,\r'password': '{X}'}}",),
     (f'[{{"password": "{X}"}}]',),
     # addresses
     (f"https://me:{X}@host.org/x?y=1",),
@@ -353,6 +353,8 @@ HARMLESS_SOURCES = [
     'elif key == "weight": return 1',
     'q_key = rearrange(x, "b n (h d) -> b h n d")',
     'checkpoint_key = "teacher"',
+    'def f(kind: CheckpointKey = "teacher"): pass',
+    'kind: CheckpointKey = "teacher"',
     'parser.add_argument("--checkpoint_key", default="teacher")',
     'class_token = self.f("bilinear")',
     "    return x",
@@ -409,6 +411,13 @@ def test_no_planted_secret_stays_in_a_text(text: str) -> None:
     found = masks.masked_text(text)
     assert "TAIL" not in found
     assert masks.masked_text(found) == found
+
+
+def test_a_user_and_a_password_behind_basic_are_masked() -> None:
+    given = base64.b64encode(f"me:{X}".encode()).decode()
+    for value in (given, given.rstrip("=")):
+        assert masks.masked_text(f"sent Basic {value}") == "sent Basic ***"
+        assert masks.masked(("-H", f"Basic {value}")) == ("-H", "Basic ***")
 
 
 HARMLESS = [
@@ -626,8 +635,14 @@ HOSTILE = {
     "line end behind": "{'a': 'b',\r\r\r'token': 'd'}",
     "form feed": "password = 'a'\x0c\nb = 'c'\x0c",
     "no text": "password = '\x00'",
+    "no user": "--password=~\x00a",
     "half": "password = '\udcff' + 'a'",
 }
+
+
+def test_an_object_with_another_line_end_is_masked_as_a_whole() -> None:
+    found = masks.masked((f"{{'a': 1,\r'password': '{X}'}}",))
+    assert found == ("{'a': 1,\r'password': ***",)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
