@@ -129,7 +129,7 @@ def _strength(name: str) -> int:
 def _is_masked(name: str, value: str) -> bool:
     """Whether ``value`` of an argument or a variable is a secret by its name. ``--checkpoint_key
     teacher`` is none, and no switch is one."""
-    if not is_secret(name) or value.strip().lower() in _SWITCHED:
+    if not is_secret(name) or (len(value) < 10 and value.strip().lower() in _SWITCHED):
         return False
     return _named(name)[0] != "key" or _strength(name) == 2 or _may_be_one(value)
 

@@ -579,7 +579,7 @@ def test_a_secret_that_was_cut_is_hidden_too() -> None:
     "part",
     ["n", "A", "a.", "é", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", ".", "a='", 'token="',
      "--token ", "a:a@", "://a:", "?a=", "-----BEGIN PRIVATE KEY-----", "wandb ", "cookie:",
-     "\\'", "a-"],
+     "\\'", "a-", "key: a| "],
 )  # fmt: skip
 def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     started = time.process_time()
@@ -638,6 +638,10 @@ HOSTILE = {
     "no user": "--password=~\x00a",
     "half": "password = '\udcff' + 'a'",
 }
+
+
+def test_what_begins_as_a_switch_is_none() -> None:
+    assert masks.masked(("--password=true        TAIL",)) == ("--password=***",)
 
 
 def test_an_object_with_another_line_end_is_masked_as_a_whole() -> None:
