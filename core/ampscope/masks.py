@@ -14,6 +14,7 @@ once, so what was stored can be stored again.
 from __future__ import annotations
 
 import ast
+import base64
 import bisect
 import io
 import os
@@ -30,10 +31,12 @@ MASK = "***"
 # --- names of secrets
 
 _STRONG = {
-    "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "pw",
+    "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd",
     "credential", "credentials", "authorization", "bearer", "apikey", "cookie",
 }  # fmt: skip
-_WEAK = {"token", "key", "auth"}  # which also mean a word of a text, an entry of a table, a switch
+# Which also mean a word of a text, an entry of a table, a switch: they count at the end of a name.
+_WEAK = {"token", "key", "auth"}
+_BEHIND_WEAK = {"value", "id", "string", "str", "header", "secret"}  # auth_header, access_key_id
 _ENDS = (
     "token", "secret", "password", "passwords", "passwd", "apikey", "apikeys", "accesskey",
     "secretkey", "privatekey", "passphrase", "credential", "credentials",
@@ -48,9 +51,10 @@ _HARMLESS = {
 }  # fmt: skip
 # Before "token": a word of a vocabulary. Before "key": an entry of a table, or a random state.
 _OF_A_VOCABULARY = {
-    "additional", "audio", "bos", "cls", "decoder", "end", "eos", "extra", "image", "initializer",
-    "mask", "max", "min", "modifier", "next", "num", "pad", "per", "placeholder", "prompt", "sep",
-    "special", "start", "stop", "sub", "target", "text", "trigger", "unk", "video", "word",
+    "additional", "audio", "bos", "class", "cls", "decoder", "dist", "end", "eos", "extra",
+    "global", "image", "initializer", "mask", "max", "min", "modifier", "next", "num", "pad",
+    "patch", "per", "placeholder", "prompt", "query", "reg", "register", "sep", "special", "start",
+    "stop", "sub", "target", "text", "trigger", "unk", "video", "word",
 }  # fmt: skip
 _OF_A_TABLE = {
     "attention", "attn", "batch", "cache", "column", "config", "cross", "dict", "dropout",
@@ -62,6 +66,7 @@ _OF_A_DOOR = {
     "access", "account", "api", "auth", "aws", "azure", "encryption", "hf", "license", "openai",
     "private", "secret", "service", "session", "shared", "signing", "ssh", "storage", "wandb",
 }  # fmt: skip
+_SWITCHED = {"true", "false", "none", "null", "yes", "no", "on", "off"}  # what switches are set to
 _SWITCHES = {"use", "no", "with", "without", "enable", "disable", "require", "is", "has"}
 
 _NAME = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
@@ -72,20 +77,31 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in _PARTS_OF_NAME.findall(name)]
 
 
+def _named(name: str) -> tuple[str, str, list[str]]:
+    """The word that says what ``name`` is, the one before it, and all; of ``hf_token_value2`` the
+    value is called as ``hf_token`` is."""
+    words = [word for word in _words(name) if not word.isdigit()]
+    end = len(words)
+    if end > 1 and words[-1] in _BEHIND_WEAK and words[-2] in _WEAK:
+        end -= 1
+    last, before = (words[end - 1 : end] or [""])[0], (words[max(end - 2, 0) : end - 1] or [""])[0]
+    return last, before, words
+
+
 @lru_cache(4_096)
 def is_secret(name: str) -> bool:
-    """Whether what stands after ``name`` (``--hf-token``, ``API_KEY``) is a secret."""
-    words = _words(name)
+    """Whether what stands after ``name`` (``--hf-token``, ``API_KEY``) is a secret, or, where
+    :func:`_strength` is below 2, may be one."""
+    last, before, words = _named(name)
     if not words or words[-1] in _HARMLESS:
         return False
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "token" and before in _OF_A_VOCABULARY:
+    if words == ["pw"]:
+        return name.startswith("-")  # elsewhere it is a pointwise convolution, a positive weight
+    if last == "token" and (before in _OF_A_VOCABULARY or words[-1] == "id"):
         return False
-    if words[-1] == "id" and before == "token":
+    if last == "key" and before in _OF_A_TABLE:
         return False
-    if words[-1] == "key" and before in _OF_A_TABLE:
-        return False
-    return bool((_STRONG | _WEAK) & set(words)) or "".join(words).endswith(_ENDS)
+    return last in _WEAK or bool(_STRONG & set(words)) or "".join(words).endswith(_ENDS)
 
 
 def _is_bare(name: str) -> bool:
@@ -96,22 +112,37 @@ def _is_bare(name: str) -> bool:
 
 @lru_cache(4_096)
 def _strength(name: str) -> int:
-    """Of a name within a text: 2 for a secret whatever follows, 1 where what follows must look like
-    one, 0 for none."""
+    """Of a name: 2 for a secret whatever follows, 1 and 0 where what follows must look like one;
+    of those 0 says nothing within a text for a person."""
     if not is_secret(name):
         return 0
-    words = [word for word in _words(name.rpartition(".")[2]) if not word.isdigit()]
-    joined = "".join(words)
-    if not words:
-        return 0
-    if words[-1] in _STRONG or (len(words) == 1 and joined not in _WEAK and joined.endswith(_ENDS)):
-        return 2
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "token":
+    last, before, _ = _named(name.rpartition(".")[2])
+    if last == "token":
         return 2 if before else 1
-    if words[-1] == "key":
+    if last == "key":
         return 2 if before in _OF_A_DOOR or before in _STRONG or name.isupper() else 0
-    return 1 if words[-1] == "auth" else 0
+    if last == "auth":
+        return 1
+    return 2 if last in _STRONG or last.endswith(_ENDS) else 0
+
+
+def _is_masked(name: str, value: str) -> bool:
+    """Whether ``value`` of an argument or a variable is a secret by its name. ``--checkpoint_key
+    teacher`` is none, and no switch is one."""
+    if not is_secret(name) or (len(value) < 10 and value.strip().lower() in _SWITCHED):
+        return False
+    return _named(name)[0] != "key" or _strength(name) == 2 or _may_be_one(value)
+
+
+def _is_hidden(name: str, value: str) -> bool:
+    """Whether it is a secret wherever it stands: a plain word of ``--auth`` is none."""
+    return _named(name)[0] not in ("key", "auth") or _strength(name) == 2 or _may_be_one(value)
+
+
+def _may_be_one(value: str) -> bool:
+    """Of what stands behind a weak name: whether it is like a secret."""
+    is_word = not any(c.isspace() for c in value)
+    return is_word and (len(value) >= 16 or (len(value) >= 4 and _looks_random(value)))
 
 
 # --- forms that say by themselves what they are
@@ -138,8 +169,12 @@ _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key)"
     r"([\"']?[ \t]{0,8}[:=][ \t]{0,8}[\"']?)([^\"'\n]+)"
 )
-_ADDRESS = re.compile(r"(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)([^\s\"'<>]+)")
-_WHOLE_ADDRESS = re.compile(r"(?s)(?<![\w+.-])([A-Za-z0-9][\w+.-]*://)(.+)")  # of an argument
+_ADDRESS = re.compile(r"(?<![\w+.-])[A-Za-z0-9][\w+.-]*://(?P<rest>[^\s\"'<>]+)")
+# Of an argument: one that begins with an address is one to its end.
+_WHOLE_ADDRESS = re.compile(
+    r"(?s)(?:(?P<whole>\A(?:-{0,2}[\w.-]+=)?)|(?<![\w+.-]))[A-Za-z0-9][\w+.-]*://"
+    r"(?P<rest>(?(whole).+|\S+))"
+)
 _QUERY = re.compile(r"([?&#;])([\w.%-]+)=((?:(?!&[\w.%-]+=)[^\s#\"'<>])+)")
 _OF_QUERY = {"sig", "signature"}  # signed addresses of Azure and AWS
 
@@ -153,22 +188,34 @@ def _forms(text: str, taken: Taken, address: re.Pattern[str] = _ADDRESS) -> str:
         taken.append(found[0])
         return MASK + "\n" * found[0].count("\n")  # a program's lines stay where they are
 
+    def located(found: re.Match[str]) -> str:
+        return found[0][: -len(found["rest"])] + _located(found["rest"], taken)
+
     def bearer(found: re.Match[str]) -> str:
         kind, value = found[1].lower(), found[3]
         if value.lower() in _NO_BEARER or value.startswith((MASK, "{", "%", "$", "<")):
             return found[0]
-        if len(value) < 4 or (kind == "basic" and not _looks_random(value)):
+        if len(value) < 4 or (kind == "basic" and not _is_basic(value)):
             return found[0]
         taken.append(value)
         return f"{found[1]}{found[2]}{MASK}"
 
     if "://" in text:
-        text = address.sub(lambda found: found[1] + _located(found[2], taken), text)
+        text = address.sub(located, text)
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(keep, text)
     text = _KEYS.sub(keep, text)
     text = _OF_WANDB.sub(rf"\1{MASK}", text)
     return _BEARER.sub(bearer, text)
+
+
+def _is_basic(value: str) -> bool:
+    """``user:password`` in base64, as it stands behind "Basic"; "basic fp16" is a run's name."""
+    plain = value.rstrip("=.:)")
+    try:
+        return b":" in base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except ValueError:
+        return False
 
 
 def _located(rest: str, taken: Taken) -> str:
@@ -229,20 +276,22 @@ def masked(args: Sequence[str]) -> tuple[str, ...]:
 
 def _masked(args: Sequence[str], taken: Taken) -> tuple[str, ...]:
     found: list[str] = []
-    value_is_next, many, switch = False, False, False
+    name, many, switch = "", False, False  # of an option whose value is next
     for arg in args:
         is_option = bool(_OPTION.fullmatch(arg))
-        if value_is_next and not (is_option and (switch or many) and arg.startswith("--")):
-            if arg != MASK:
+        is_value = name and not (is_option and (switch or many) and arg.startswith("--"))
+        if is_value and _is_masked(name, arg):
+            if arg != MASK and _is_hidden(name, arg):
                 taken.append(arg)
             found.append(MASK)
-            value_is_next = many
+            name = name if many else ""
             continue
         found.append(masked_argument(arg, taken))
         words = _words(arg)
-        value_is_next = arg.startswith("-") and bool(_NAME.fullmatch(arg)) and is_secret(arg)
+        is_named = arg.startswith("-") and bool(_NAME.fullmatch(arg)) and is_secret(arg)
+        name = arg if is_named else ""
         switch = bool(words) and (words == ["auth"] or words[0] in _SWITCHES)
-        many = value_is_next and words[-1] in ("passwords", "secrets", "credentials")
+        many = is_named and words[-1] in ("passwords", "secrets", "credentials")
     return tuple(found)
 
 
@@ -251,6 +300,7 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
     behind the first name of a secret, whatever signs are in it."""
     taken = [] if taken is None else taken
     arg = _forms(arg, taken, _WHOLE_ADDRESS)
+    literal = _LITERAL_ARGUMENT.match(arg) if len(arg) < LONGEST_LITERAL else None
     look = 0
     while (found := _PAIR.search(arg, look)) is not None:
         look = found.end()
@@ -259,13 +309,16 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
         before = arg[: found.start()]
         if before.endswith(("?", "&")) and "://" in before:
             continue  # of an address: masked above
-        literal = _LITERAL_ARGUMENT.match(arg)
-        if literal is not None and literal.end() <= found.start() and len(arg) < LONGEST_LITERAL:
+        if literal is not None and literal.end() <= found.start():
             whole = _masked_program(arg[literal.end() :], taken, ("", ""), values=True)
             if whole is not None:
                 return arg[: literal.end()] + whole
-        taken.append(arg[look:])
-        return arg[:look] + MASK
+            literal = None
+        value = arg[look:]
+        if _is_masked(found["name"], value):
+            if _is_hidden(found["name"], value):
+                taken.append(value)
+            return arg[:look] + MASK
     return _flags(arg, taken) if " " in arg else arg
 
 
@@ -277,7 +330,8 @@ _TEXT_PAIR = re.compile(
 _TEXT_VALUE = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\S{1,200}""")
 _FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)("[^"\n]*"|'[^'\n]*'|[^\s"',;]+)""")
 _NO_VALUE = re.compile(
-    r"(?i)[-+]?\d{1,5}|none|null|true|false|yes|no|on|off|\*\*\*.*|[{<$%].*|\[[A-Z_]+\].*|lambda"
+    r"(?i)[-+]?(?:\d{1,5}|\d{1,3}(?:,\d{3})+|\d*\.\d+|\d+\.)(?:e[-+]?\d+)?"
+    r"|none|null|true|false|yes|no|on|off|\*\*\*.*|[{<$%].*|\[[A-Z_]+\].*|lambda"
 )
 _SUSPICIOUS = re.compile(r"[:=]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
 
@@ -333,11 +387,11 @@ def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> 
         return False
     if found["name"].startswith("-") and ":" in found["sign"]:
         return False  # "argument --token: expected one argument"
-    if strength == 2:
+    is_prose = found["sign"].endswith((" ", "\t")) and "=" not in found["sign"] and not quoted
+    if strength == 2 and not (is_prose and _named(found["name"])[0] in _WEAK):
         return True
     if len(inner) < 4 or "(" in inner:
         return False
-    is_prose = found["sign"].endswith((" ", "\t")) and "=" not in found["sign"] and not quoted
     return not is_prose or (len(inner) >= 6 and _looks_random(inner)) or len(inner) >= 16
 
 
@@ -381,15 +435,19 @@ def hide_environment() -> None:
     if given != _arguments:
         _arguments = given
         hide_secrets_of(given)
-    now = dict(os.environ)
+    try:
+        now = dict(os.environ)
+    except (KeyError, RuntimeError):  # another thread has deleted one meanwhile
+        return
     if now == _environment:
         return
     taken: Taken = []
     for name, value in now.items():
         if _environment.get(name) == value or name in ("PWD", "OLDPWD"):
             continue
-        if is_secret(name) and not (value.startswith(("/", "~", ".")) and os.path.exists(value)):
-            taken.append(value)
+        if is_secret(name):
+            if _is_masked(name, value) and _is_hidden(name, value):
+                taken.append(value)
         elif "://" in value:
             _forms(value, taken, _WHOLE_ADDRESS)
     _environment = now
@@ -399,7 +457,12 @@ def hide_environment() -> None:
 def _hide(taken: Taken) -> None:
     before = len(_hidden)
     for secret in taken:
-        pieces = map(_of_pair, _SPLIT.split(secret[:LONGEST_LITERAL]))
+        is_path = secret.startswith(("/", "~", "."))
+        if is_path and _is_there(secret):
+            continue
+        # The folders of a path stand in others, too.
+        split = [] if is_path else _SPLIT.split(secret[:LONGEST_LITERAL])
+        pieces = map(_of_pair, split)
         for part in (secret, secret.strip("\"'-"), *filter(_looks_random, pieces)):
             for form in (part, repr(part)[1:-1]):
                 if _can_be_hidden(form) and form not in _hidden:
@@ -407,6 +470,14 @@ def _hide(taken: Taken) -> None:
     if len(_hidden) != before:
         _hidden.sort(key=len, reverse=True)
         masked_text.cache_clear()
+        masked_by_pattern.cache_clear()
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return os.path.exists(os.path.expanduser(path))
+    except ValueError:  # of a user's name
+        return False
 
 
 def _of_pair(part: str) -> str:
@@ -451,7 +522,8 @@ def without_secrets(text: str) -> str:
 _QUOTED = re.compile(r"[A-Za-z]{0,3}(\"\"\"|'''|\"|')")
 # Where a program cannot be parsed: a quoted text behind a name and a sign.
 _LITERAL = re.compile(
-    r"""(?s)(?P<before>(?P<name>[\w.-]+)["']?\]?(?:[ \t]*:[ \t]*[\w.\[\]| ]{1,40}?(?=\s*=))?"""
+    r"""(?s)(?P<before>(?<![\w.-])(?P<name>[\w.-]+)["']?\]?"""
+    r"""(?:[ \t]{0,20}:[ \t]{0,20}[\w.\[\]| ]{1,40}?(?=\s{0,20}=))?"""
     r"""\s{0,20}(?:[:=,(]|==|\bor\b)\s{0,20}(?:default\s{0,3}=\s{0,3})?[rbfuRBFU]{0,2})"""
     r"""(?P<quote>\"\"\"|'''|"|')(?P<text>(?:(?!(?P=quote)).)+)(?P=quote)"""
 )
@@ -476,6 +548,13 @@ def masked_source(text: str) -> str:
     parameter, keyword, annotation or neighbour names a secret. ``key = self.key(x)`` stays."""
     found = masked_forms(_program(text.replace("\r", " ")))
     return found if found.count("\n") == text.count("\n") else "\n" * text.count("\n")
+
+
+@lru_cache(16_384)
+def masked_by_pattern(text: str) -> str:
+    """Lines of a program that are not parsed, because they are read again and again, or come from
+    elsewhere: whoever wrote them chooses how long that takes."""
+    return masked_forms(_by_pattern(text))
 
 
 def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:
@@ -523,8 +602,12 @@ def _statement(text: str) -> str:
 
 def _by_pattern(text: str) -> str:
     def one(found: re.Match[str]) -> str:
-        names = re.findall(r"[\w.-]+", found["before"])  # of an annotation, too
-        if not any(map(is_secret, names)) or _VOCABULARY.fullmatch(found["text"]):
+        names, text = (
+            re.findall(r"[\w.-]+", found["before"]),
+            found["text"],
+        )  # of an annotation, too
+        is_told = any(is_secret(n) and (_strength(n) == 2 or _may_be_one(text)) for n in names)
+        if not is_told or _VOCABULARY.fullmatch(text):
             return found[0]
         lines = "\n" * found["text"].count("\n")
         return f"{found['before']}{found['quote']}{MASK}{lines}{found['quote']}"
@@ -537,15 +620,25 @@ def _masked_program(
 ) -> str | None:
     """``text`` masked, None where it is no program between the two texts of ``around``.
     ``values``: of a literal, numbers and names behind the name of a secret as well."""
-    before, after = around
-    whole = before + text + after
+    if "\r" in text:
+        return None  # it ends a line of ast's, and none of this function's
+    found: Taken = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of "\d" and the like
-            tree = ast.parse(whole)
-            tokens = list(tokenize.generate_tokens(io.StringIO(whole).readline))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        masked_whole = _parsed(around[0] + text + around[1], found, values)
+    except (
+        SyntaxError, ValueError, RecursionError, MemoryError, LookupError, tokenize.TokenError
+    ):  # fmt: skip
         return None
+    taken += found
+    return masked_whole[len(around[0]) : len(masked_whole) - len(around[1])]
+
+
+def _parsed(whole: str, taken: Taken, values: bool) -> str:
+    """Raises what parsing raises; RecursionError also behind it, for a sum of many terms."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of "\d" and the like
+        tree = ast.parse(whole)
+        tokens = list(tokenize.generate_tokens(io.StringIO(whole).readline))
     lines = whole.split("\n")
     starts = [0]
     for line in lines:
@@ -589,7 +682,7 @@ def _masked_program(
             changes.append((begin + opened.end(), end - len(opened[1]), new))
     for start, end, new in sorted(changes, reverse=True):
         whole = whole[:start] + new + whole[end:]
-    return whole[len(before) : len(whole) - len(after)]
+    return whole
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -628,8 +721,9 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
             case ast.Assign():
                 for target in node.targets:
                     yield from _assigned(target, node.value)
-            case ast.AnnAssign(value=ast.expr() as value) if _of_annotation(node.annotation):
-                yield from _constants(value, deep=True)
+            case ast.AnnAssign(value=ast.expr() as value) if _kinds(node.annotation):
+                names = [*_kinds(node.annotation), *_names(node.target)]
+                yield from _told(names, value, deep=True)
             case (
                 ast.AnnAssign(target=target, value=ast.expr() as value)
                 | ast.NamedExpr(target=target, value=value)
@@ -637,27 +731,55 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
             ):
                 yield from _assigned(target, value)
             case ast.For(target=target, iter=given) | ast.comprehension(target=target, iter=given):
-                if any(is_secret(n) and not _is_bare(n) for n in _names(target)):
-                    yield from _constants(given, deep=True)
-            case ast.keyword(arg=str(name)) if is_secret(name):
-                yield from _constants(node.value, deep=not _is_bare(name))
+                names = [name for name in _names(target) if not _is_bare(name)]
+                yield from _told(names, given)
+            case ast.keyword(arg=str(name)):
+                yield from _told([name], node.value)
             case ast.Dict():
                 for key, value in zip(node.keys, node.values, strict=True):
-                    if key is not None and any(map(is_secret, _names(key, texts=True))):
-                        yield from [value] if values and _is_leaf(value) else _constants(value)
+                    names = [] if key is None else _names(key, texts=True)
+                    yield from _told(names, value, deep=False, leaf=values)
             case ast.arguments():
                 yield from _parameters(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 if is_secret(node.name) and not _is_bare(node.name):
                     for inner in ast.walk(node):
                         if isinstance(inner, ast.Return) and inner.value is not None:
-                            yield from _constants(inner.value, deep=True)
+                            yield from _told([node.name], inner.value)
             case ast.Call():
                 yield from _called(node)
             case ast.Compare():
                 yield from _compared(node)
             case ast.Tuple() | ast.List():
                 yield from _beside(node)
+
+
+def _told(
+    names: Sequence[str], value: ast.expr, *, deep: bool | None = None, leaf: bool = False
+) -> Iterator[ast.expr]:
+    """The texts in ``value`` that one of ``names`` calls secrets; behind a weak one
+    (``dataset(key="image")``) those that are like one. ``deep`` as :func:`_constants` takes it,
+    None: unless all names are bare. ``leaf``: a number or a name, too."""
+    names = [name for name in names if is_secret(name)]
+    if not names:
+        return
+    is_sure = any(_strength(name) == 2 for name in names)
+    inside = not all(map(_is_bare, names)) if deep is None else deep
+    for node in [value] if leaf and _is_leaf(value) else _constants(value, inside):
+        if is_sure or _may_be_one(_said(node)):
+            yield node
+
+
+def _said(node: ast.expr) -> str:
+    """The text of a constant; of an f-string its own parts."""
+    match node:
+        case ast.Constant(value=bytes(raw)):
+            return raw.decode("latin-1")
+        case ast.Constant(value=value):
+            return str(value)
+        case ast.JoinedStr(values=parts):
+            return "".join(_said(part) for part in parts if isinstance(part, ast.Constant))
+    return ast.unparse(node)
 
 
 def _is_leaf(node: ast.expr) -> bool:
@@ -683,17 +805,15 @@ def _names(node: ast.AST, *, texts: bool = False) -> list[str]:
     return []
 
 
-def _of_annotation(node: ast.expr) -> bool:
-    """``SecretStr``, ``Optional[Password]``."""
-    names = [name for part in ast.walk(node) for name in _names(part)]
-    return any(is_secret(name) and not _is_bare(name) for name in names)
+def _kinds(annotation: ast.expr) -> list[str]:
+    """``SecretStr``, ``Optional[Password]``: the names of secrets in an annotation."""
+    names = [name for part in ast.walk(annotation) for name in _names(part)]
+    return [name for name in names if is_secret(name) and not _is_bare(name)]
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
     if not isinstance(target, ast.Tuple | ast.List):
-        names = [name for name in _names(target) if is_secret(name)]
-        if names:
-            yield from _constants(value, deep=not all(map(_is_bare, names)))
+        yield from _told(_names(target), value)
         return
     is_paired = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
     if is_paired and not any(isinstance(part, ast.Starred) for part in (*target.elts, *value.elts)):  # type: ignore[attr-defined]
@@ -701,8 +821,7 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
             yield from _assigned(one, other)
         return
     for part in target.elts:
-        if any(is_secret(name) and not _is_bare(name) for name in _names(part)):
-            yield from _constants(value, deep=True)
+        yield from _told([name for name in _names(part) if not _is_bare(name)], value)
 
 
 def _parameters(given: ast.arguments) -> Iterator[ast.expr]:
@@ -712,9 +831,9 @@ def _parameters(given: ast.arguments) -> Iterator[ast.expr]:
         *zip(given.kwonlyargs, given.kw_defaults, strict=True),
     ]
     for parameter, default in pairs:
-        of_kind = parameter.annotation is not None and _of_annotation(parameter.annotation)
-        if default is not None and (is_secret(parameter.arg) or of_kind):
-            yield from _constants(default, deep=of_kind or not _is_bare(parameter.arg))
+        kinds = [] if parameter.annotation is None else _kinds(parameter.annotation)
+        if default is not None:
+            yield from _told([*kinds, parameter.arg], default, deep=bool(kinds) or None)
 
 
 def _constants(node: ast.AST, deep: bool = False) -> Iterator[ast.expr]:
@@ -759,29 +878,32 @@ def _called(node: ast.Call) -> Iterator[ast.expr]:
     ``add_argument("--token", default="X")``."""
     name = (_names(node.func) or [""])[0]
     if name in _ENTERS or (is_secret(name) and not _is_bare(name)):
+        caller = "password" if name in _ENTERS else name
+        for keyword in node.keywords if name in _ENTERS else ():
+            if keyword.arg is not None and is_secret(keyword.arg):
+                yield from _constants(keyword.value)
         for part in (*node.args, *(k.value for k in node.keywords if k.arg is None)):
             if not any(map(is_secret, _names(part, texts=True))):
-                yield from _constants(part)
-    named = False
+                yield from _told([caller], part, deep=False)
+    named: list[str] = []
     for part in node.args:
-        is_name = any(is_secret(n) and n != "key" for n in _names(part, texts=True))
+        names = [n for n in _names(part, texts=True) if is_secret(n) and n != "key"]
         is_text = isinstance(part, ast.Constant)
-        if named and not (is_text and str(part.value).startswith("-")):  # type: ignore[attr-defined]
-            yield from _constants(part)
-        named = named or (is_text and is_name)
-    for keyword in node.keywords if named else ():
+        if not (is_text and str(part.value).startswith("-")):  # type: ignore[attr-defined]
+            yield from _told(named, part, deep=False)
+        named += names if is_text else []
+    for keyword in node.keywords:
         if keyword.arg in _DEFAULTS:
-            yield from _constants(keyword.value, deep=True)
+            yield from _told(named, keyword.value, deep=True)
 
 
 def _compared(node: ast.Compare) -> Iterator[ast.expr]:
     """``args.password == "X"``; in loops over words and tables ``key`` and ``token`` are none."""
     sides = [node.left, *node.comparators]
-    names = [name for side in sides for name in _names(side)]
-    if any(is_secret(name) and not _is_bare(name) for name in names):
-        for side in sides:
-            if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set | ast.JoinedStr):
-                yield from _constants(side)
+    names = [name for side in sides for name in _names(side) if not _is_bare(name)]
+    for side in sides:
+        if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set | ast.JoinedStr):
+            yield from _told(names, side, deep=False)
 
 
 def _beside(node: ast.Tuple | ast.List) -> Iterator[ast.expr]:
@@ -789,5 +911,5 @@ def _beside(node: ast.Tuple | ast.List) -> Iterator[ast.expr]:
     for one, other in pairwise(node.elts):
         for name in _names(one, texts=True) if isinstance(one, ast.Constant) else ():
             pair = len(node.elts) == 2 and not _is_bare(name)
-            if is_secret(name) and (pair or name.startswith("--")):
-                yield from _constants(other)
+            if pair or name.startswith("--"):
+                yield from _told([name], other, deep=False)

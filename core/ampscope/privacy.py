@@ -30,6 +30,7 @@ from ampscope.masks import (
     hide_environment,
     hide_secrets_of,
     masked,
+    masked_by_pattern,
     masked_source,
     masked_text,
 )
@@ -87,20 +88,23 @@ def recorded_text(text: str) -> str:
     return without_folders(text) if "/" in text and leaves_out("paths") else text
 
 
-def recorded_source(text: str) -> str:
-    """Lines of a program on their way into a store, as many as they were."""
-    text = masked_source(text)
+def recorded_source(text: str, *, parsed: bool = True) -> str:
+    """Lines of a program on their way into a store, as many as they were; by patterns alone where
+    they are not ``parsed``."""
+    text = masked_source(text) if parsed else masked_by_pattern(text)
     return without_folders(text) if "/" in text and leaves_out("paths") else text
 
 
-def recorded_traceback(text: str) -> str:
-    """A traceback: its lines of source are a program's, and are left out with the source."""
+def recorded_traceback(text: str, *, parsed: bool = True) -> str:
+    """A traceback: its lines of source are a program's, and are left out with the source. One that
+    is read from a store, or imported, is not ``parsed``."""
     if leaves_out("source"):
         return recorded_text(_SOURCE_LINE.sub(r"\1File \2\n", text))
     parts, at = [], 0
     for found in _SOURCE_LINE.finditer(text):
         code = found.end(2) + 1
-        parts += [recorded_text(text[at:code]), recorded_source(text[code : found.end()])]
+        source = recorded_source(text[code : found.end()], parsed=parsed)
+        parts += [recorded_text(text[at:code]), source]
         at = found.end()
     return "".join([*parts, recorded_text(text[at:])])
 

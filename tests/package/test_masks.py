@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ampscope import masks
+from ampscope import masks, privacy
 
 X = "Hq7TAILv2"  # the secret; a second part of one is TAIL, which no kept text holds
 
@@ -184,6 +185,12 @@ KEPT_ARGUMENTS = [
         "basic training",
         "--password",
     ),
+    ("--checkpoint_key", "teacher", "--csv-img-key", "filepath", "--checkpoint_key=teacher"),
+    ("--token_mixer", "attention", "--token_list", "a/b.txt", "model.token_mixer=pooling"),
+    ("--mm_use_im_patch_token", "True", "--use-auth-token", "False", "--my_token=false"),
+    ("--model-kwargs", "class_token=False", "reg_token=1", "--dist-token", "True"),
+    ("--cls_pw", "1.0", "obj_pw=0.5", "--token-position", "first"),
+    ('{"image_key": 3, "checkpoint_key": "teacher"}',),
     ("-m", "a b -- c", "/data/imagenet/train", "runs/2026-01-01_key"),
 ]
 
@@ -337,6 +344,19 @@ HARMLESS_SOURCES = [
     "state = ckpt['model']['attn.key.weight']",
     "x = f'{key}: {value}'",
     "print(f'token={token}', 'password={}'.format(p), 'password: %s' % p)",
+    'key_states = rearrange(k, "b n (h d) -> b h n d")',
+    'token_emb = zeros(n, device="cuda")',
+    'token_embedding = nn.Parameter(torch.zeros(1), "cuda:0")',
+    'dataset(key="image")',
+    'if a: pass\nelif key == "weight": pass',
+    '    elif key == "weight":',
+    'elif key == "weight": return 1',
+    'q_key = rearrange(x, "b n (h d) -> b h n d")',
+    'checkpoint_key = "teacher"',
+    'def f(kind: CheckpointKey = "teacher"): pass',
+    'kind: CheckpointKey = "teacher"',
+    'parser.add_argument("--checkpoint_key", default="teacher")',
+    'class_token = self.f("bilinear")',
     "    return x",
     "",
     "@torch.no_grad()",
@@ -391,6 +411,13 @@ def test_no_planted_secret_stays_in_a_text(text: str) -> None:
     found = masks.masked_text(text)
     assert "TAIL" not in found
     assert masks.masked_text(found) == found
+
+
+def test_a_user_and_a_password_behind_basic_are_masked() -> None:
+    given = base64.b64encode(f"me:{X}".encode()).decode()
+    for value in (given, given.rstrip("=")):
+        assert masks.masked_text(f"sent Basic {value}") == "sent Basic ***"
+        assert masks.masked(("-H", f"Basic {value}")) == ("-H", "Basic ***")
 
 
 HARMLESS = [
@@ -462,6 +489,15 @@ HARMLESS = [
     "password required",
     "scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
     "layers.3.mlp -> layers.4.attn at step 512 (rank 0)",
+    "basic fp16",
+    "basic bf16",
+    "Basic bfloat16",
+    "size mismatch for class_token: copying a param with shape torch.Size([1, 1, 8])",
+    "size mismatch for memory_token: copying a param with shape torch.Size([1, 1, 8])",
+    "blocks.0.conv_pw: 4,096 of 8,192 elements are NaN",
+    "conv_pw: input 0 holds NaN",
+    "dist_token: 1.5e-8, secret: 4,096 of 8,192",
+    "checkpoint_key=teacher",
     "hf_model/gpt2",
     "sk-learn",
 ]
@@ -541,12 +577,82 @@ def test_a_secret_that_was_cut_is_hidden_too() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["n", "A", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", ".", "a='", 'token="',
+    ["n", "A", "a.", "é", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", ".", "a='", 'token="',
      "--token ", "a:a@", "://a:", "?a=", "-----BEGIN PRIVATE KEY-----", "wandb ", "cookie:",
-     "\\'", "a-"],
+     "\\'", "a-", "key: a| "],
 )  # fmt: skip
 def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     started = time.process_time()
-    masks.masked_text(part * 20_000)
-    masks.masked((part * 20_000,))
+    long = part * 20_000
+    masks.masked_text(long)
+    masks.masked((long,))
+    for source in (long, f"x = 1\n{long}\n(", f"password = {long}"):
+        masks.masked_source(source)
+    for parsed in (True, False):
+        privacy.recorded_traceback(f'  File "a.py", line 1\n    {long}\n{long}', parsed=parsed)
     assert time.process_time() - started < 5.0
+
+
+def test_plain_words_of_weak_names_are_hidden_nowhere_else() -> None:
+    masks.hide_secrets_of(
+        ["--checkpoint_key", "teacher", "--csv-img-key=filepath", "--auth", "bilinear",
+         "--my_token", "False", "--token_mixer", "attention", '{"image_key": "pooling"}']
+    )  # fmt: skip
+    text = "teacher.backbone of filepath, bilinear False attention pooling"
+    assert masks.masked_text(text) == text
+
+
+def test_files_that_exist_are_hidden_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "abc12345" / "creds.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    masks.hide_secrets_of(("--credentials", str(file), "--password=/scratch/qw12345/creds.json"))
+    text = f"{file} of /data/abc12345/x and /data/qw12345/x"
+    assert masks.masked_text(text) == text
+
+
+def test_a_variable_that_is_deleted_meanwhile_ends_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Changing:
+        def keys(self) -> list[str]:
+            return ["DELETED"]
+
+        def __getitem__(self, name: str) -> str:
+            raise KeyError(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.environ", Changing())
+        masks.hide_environment()
+
+
+HOSTILE = {
+    "many terms": "password = " + "+".join(["'a'"] * 1_500),
+    "deep": "password = " + "(" * 500 + "'a'" + ")" * 500,
+    "calls": "password = " + "f(" * 150 + "'a'" + ")" * 150,
+    "attributes": "password = 'a'" + ".b()" * 2_000,
+    "line end": '{"password": "a\rb", "x": """c\rd"""}',
+    "line end behind": "{'a': 'b',\r\r\r'token': 'd'}",
+    "form feed": "password = 'a'\x0c\nb = 'c'\x0c",
+    "no text": "password = '\x00'",
+    "no user": "--password=~\x00a",
+    "half": "password = '\udcff' + 'a'",
+}
+
+
+def test_what_begins_as_a_switch_is_none() -> None:
+    assert masks.masked(("--password=true        TAIL",)) == ("--password=***",)
+
+
+def test_an_object_with_another_line_end_is_masked_as_a_whole() -> None:
+    found = masks.masked((f"{{'a': 1,\r'password': '{X}'}}",))
+    assert found == ("{'a': 1,\r'password': ***",)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_no_text_makes_masking_raise(text: str) -> None:
+    for form in (text, text + "\n", f"x = 1\n{text}\n", f"(\n{text}"):
+        assert masks.masked_source(form).count("\n") == form.count("\n")
+        masks.masked_text(form)
+        masks.masked((form, f"--x={form}"))
+        masks.hide_secrets_of((form,))

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,13 @@ import pytest
 from ampscope import masks, privacy
 from ampscope.errors import BadInput
 from ampscope.launcher.script_runs import repeatable
-from ampscope.observations import Outcome, SourceText
-from ampscope.records import Event, RunSpec, State
+from ampscope.observations import BadOp, Outcome, SourceText
+from ampscope.records import Event, ModuleRecord, NonFiniteRecord, OpRecord, RunSpec, State
 from ampscope.report.build import document
 from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown
 from ampscope.runner.child_frame import lock_path
-from ampscope.store import sharing
+from ampscope.store import codec, sharing
 from ampscope.store.export import to_json
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -103,6 +104,83 @@ def test_a_run_of_an_older_version_is_masked_where_it_is_read(tmp_path: Path) ->
     change(store, "UPDATE run SET spec=? WHERE id=?", data, run_id)
     with Reader(store) as reader:
         assert reader.run(run_id).spec.args == ("--token", "***")
+
+
+def test_names_of_a_run_stay_as_they_are(tmp_path: Path) -> None:
+    control = "fp32_modules:teacher.head;fp32_lines:é.py:4"
+    spec = RunSpec("é.py", kind="script", args=("--password", "teacher"), control=control)
+    path, op = "teacher.backbone", "teacher.op"
+    seen = replace(script_stores.bad_op(path), op=op, module_type="teacher", consumers=(op,))
+    masks.hide_secrets_of(spec.args)
+    try:
+        writer = RunWriter.create(tmp_path / "runs.db", spec)
+        writer.add_modules([ModuleRecord(0, path, "teacher", shared_with=path)])
+        writer.add_ops(0, [OpRecord(0, "forward", op, "fp16", "fp16", 1)])
+        writer.add_nonfinite([NonFiniteRecord(0, path, 0, 1, 1, 0, 0)])
+        writer.add_observations([seen])
+        writer.finish(State.FAILED, "not teacher")
+        writer.close()
+        with Reader(tmp_path / "runs.db") as reader:
+            info, (found,) = reader.run(writer.run_id), reader.observations(writer.run_id)
+            assert [m.path for m in reader.modules(writer.run_id)] == [path]
+            assert [n.parameter for n in reader.nonfinite(writer.run_id)] == [path]
+    finally:
+        masks._hidden.clear()
+        masks.masked_text.cache_clear()
+    assert (info.spec.control, info.message) == (control, "not ***")
+    assert isinstance(found, BadOp)
+    assert (found.module, found.module_type, found.op, found.consumers) == (
+        path, "teacher", op, (op,)
+    )  # fmt: skip
+
+
+def test_keys_of_objects_do_not_become_one() -> None:
+    masks.hide_secrets_of(("--password", "teacher1", "--secret", "teacher2"))
+    try:
+        found = codec.storable_parts({"teacher1": 1, "teacher2": "é"})
+    finally:
+        masks._hidden.clear()
+        masks.masked_text.cache_clear()
+    assert found == {"teacher1": 1, "teacher2": "é"}
+
+
+LINE = "  File \"/x/{}.py\", line 3, in f\n    hub_token = self.f(password='Hq7TAILv2')\n"
+
+
+@pytest.mark.parametrize("name", ["a", "é"])
+def test_a_traceback_is_masked_alike_whatever_letters_are_in_it(tmp_path: Path, name: str) -> None:
+    from tests.helpers.stores import change
+
+    store = tmp_path / "runs.db"
+    run_id = stores.finished(store)
+    change(store, "UPDATE run SET traceback=? WHERE id=?", LINE.format(name), run_id)
+    with Reader(store) as reader:
+        assert reader.run(run_id).traceback == LINE.format(name).replace("Hq7TAILv2", "***")
+
+
+def test_a_long_traceback_is_cut_before_it_is_masked() -> None:
+    started = time.process_time()
+    long = 'E\n  File "a.py", line 1\n    ' + "é" * 2_000_000 + LINE.format("b") * 20_000
+    for stored in (codec.to_column("traceback", long), codec.imported_traceback(long)):
+        assert isinstance(stored, str)
+        assert len(stored) <= 100_000
+        assert "TAIL" not in stored
+        assert "characters left out" in stored
+        assert stored.endswith(LINE.format("b").replace("Hq7TAILv2", "***"))
+    assert time.process_time() - started < 5.0
+
+
+def test_a_secret_at_the_cut_is_masked() -> None:
+    masks.hide_secrets_of(("--password", "Hq7TAILv2"))
+    try:
+        for behind in range(10):
+            stored = codec.storable("x" * (4_975 - behind) + " Hq7TAILv2 " + "y" * 20_000)
+            assert "TAIL" not in stored
+            stored = codec.storable("x" * 20_000 + " Hq7TAILv2 " + "y" * (4_975 - behind))
+            assert "TAIL" not in stored
+    finally:
+        masks._hidden.clear()
+        masks.masked_text.cache_clear()
 
 
 SCRIPT = f"""

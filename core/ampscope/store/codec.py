@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
@@ -132,6 +133,12 @@ def decode_result(kind: str, text: str) -> Result:
     return record
 
 
+# Fields with names that nothing masks: a child reads in ``control`` which modules to change, and
+# ``class_token`` is no secret.
+_OF_NAMES = {
+    "consumers", "control", "error_module", "eval_module", "function", "maker", "module",
+    "module_type", "modules", "name", "names", "node", "op", "ops", "producers",
+}  # fmt: skip
 _OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of the script
 
 
@@ -195,7 +202,9 @@ MOST = 2**63 - 1  # what a column of SQLite holds
 LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
 MOST_PID = 2**31 - 1  # larger ones overflow kill(2)
 _JSON = {"spec", "machine", "data"}  # columns whose texts went through :func:`storable_parts`
+_COLUMNS_OF_NAMES = {"module path", "op", "parameter", "shared_with", "type"}
 _LONG = {"traceback": LONGEST_TRACEBACK}
+_BESIDE = 1_000  # characters more, in which a secret may end that is cut
 
 
 class Damaged(ValueError):  # noqa: N818  # says what it found
@@ -210,14 +219,20 @@ def storable(
 
     Half characters, which a name may have in Python and not in UTF-8, are spelled: ``\\udcff``.
     """
-    text = recorded(text)
-    if not text.isascii():
-        text = text.encode("utf-8", "backslashreplace").decode()
+    half = longest // 2 - 25
+    if len(text) <= longest + 2 * _BESIDE:
+        begin = end = text = _spelled(recorded(text))
+    else:  # what is masked is bounded
+        begin = _spelled(recorded(text[: half + _BESIDE]))
+        end = _spelled(recorded(text[-half - _BESIDE :]))
     if len(text) <= longest:
         return text
     left_out = len(text) - longest
-    half = longest // 2 - 25
-    return f"{text[:half]} […{left_out:,} characters left out…] {text[-half:]}"
+    return f"{begin[:half]} […{left_out:,} characters left out…] {end[-half:]}"
+
+
+def _spelled(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def storable_parts(value: Any) -> Any:
@@ -226,8 +241,10 @@ def storable_parts(value: Any) -> Any:
         return storable(value)
     if isinstance(value, dict):
         return {
-            (storable(key) if isinstance(key, str) else key): (
-                _storable_source(part) if key in _OF_SOURCE else storable_parts(part)
+            (storable(key, recorded=str) if isinstance(key, str) else key): (
+                _storable(part, masked_forms if key in _OF_SOURCE else str)
+                if key in _OF_SOURCE or key in _OF_NAMES
+                else storable_parts(part)
             )
             for key, part in value.items()
         }
@@ -236,12 +253,13 @@ def storable_parts(value: Any) -> Any:
     return value
 
 
-def _storable_source(value: Any) -> Any:
-    """Of a field of :data:`_OF_SOURCE`, masked already: a program is no text for a person."""
+def _storable(value: Any, recorded: Callable[[str], str]) -> Any:
+    """Of a field that holds no texts for a person: of :data:`_OF_SOURCE`, masked already, or of
+    :data:`_OF_NAMES`."""
     if isinstance(value, str):
-        return storable(value, recorded=masked_forms)
-    is_lines = isinstance(value, list | tuple) and all(isinstance(line, str) for line in value)
-    return [_storable_source(line) for line in value] if is_lines else storable_parts(value)
+        return storable(value, recorded=recorded)
+    is_texts = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+    return [_storable(part, recorded) for part in value] if is_texts else storable_parts(value)
 
 
 def parsed(text_: object) -> Any:
@@ -265,8 +283,15 @@ def to_column(name: str, value: object) -> object:
         return "nan" if value != value else value  # NaN alone differs from itself
     if not isinstance(value, str) or name in _JSON:
         return value
-    recorded = recorded_traceback if name == "traceback" else recorded_text
+    recorded: Callable[[str], str] = str if name in _COLUMNS_OF_NAMES else recorded_text
+    if name == "traceback":
+        recorded = recorded_traceback
     return storable(value, _LONG.get(name, LONGEST), recorded)
+
+
+def imported_traceback(text: str) -> str:
+    """A traceback of elsewhere on its way in; it is not parsed."""
+    return storable(text, LONGEST_TRACEBACK, partial(recorded_traceback, parsed=False))
 
 
 def decoded(raw: bytes) -> str:
@@ -275,10 +300,10 @@ def decoded(raw: bytes) -> str:
 
 
 def text(value: object, longest: int = LONGEST) -> str:
-    """A text out of a column."""
+    """A text out of a column, as it was masked when it was written."""
     if type(value) is not str:
         raise Damaged(f"{_shown(value)} stands where a text belongs")
-    return value if len(value) <= longest and value.isascii() else storable(value, longest)
+    return value if len(value) <= longest and value.isascii() else storable(value, longest, str)
 
 
 def whole(value: object, low: int = 0, high: int = MOST) -> int:

@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -92,7 +92,7 @@ def _run_info(row: Row) -> records.RunInfo:
         pid=pid,
         machine=codec.machine_from_json(machine),
         message=message,
-        traceback=recorded_traceback(codec.text(traceback, codec.LONGEST_TRACEBACK)),
+        traceback=recorded_traceback(codec.text(traceback, codec.LONGEST_TRACEBACK), parsed=False),
         steps_done=steps_done,
         overhead_share=None,
     )
@@ -321,9 +321,10 @@ def of_records(
         yield statement, tuple(map(codec.to_column, columns, before + fields(record)))
 
 
-def of_row(table: str, **columns: object) -> Insert:
-    """The statement for one row that is not a record."""
-    return _insert(table, tuple(columns), tuple(columns.values()))
+def of_row(table: str, storable: Mapping[str, str] = {}, /, **columns: object) -> Insert:
+    """The statement for one row that is not a record. ``storable``: columns that are so already."""
+    statement = _statement(table, (*columns, *storable))
+    return statement, (*map(codec.to_column, columns, columns.values()), *storable.values())
 
 
 def insert(connection: sqlite3.Connection, given: Iterable[Insert]) -> None:
@@ -333,17 +334,16 @@ def insert(connection: sqlite3.Connection, given: Iterable[Insert]) -> None:
         connection.executemany(statement, (row for _, row in alike))
 
 
-def _insert(table: str, columns: tuple[str, ...], values: tuple[object, ...]) -> Insert:
-    return _statement(table, columns), tuple(map(codec.to_column, columns, values))
-
-
 @cache
 def _of_kind(
     table: str, kind: type[Any], more: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str, Callable[[object], Row]]:
     """Columns, statement and values of one type of record: looked up once, used at every step."""
     columns = ("run", *more, *_columns(kind))
-    return columns, _statement(table, columns), attrgetter(*_NAMES[kind])
+    statement = _statement(table, columns)
+    if kind is records.ModuleRecord:  # its path is a name, an event's is a file
+        columns = tuple("module path" if name == "path" else name for name in columns)
+    return columns, statement, attrgetter(*_NAMES[kind])
 
 
 @cache

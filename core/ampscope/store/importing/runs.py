@@ -319,6 +319,7 @@ def _row(run_id: str, spec: RunSpec, run: Contents) -> store_rows.Insert:
     info = run.info
     return store_rows.of_row(
         "run",
+        {"traceback": codec.imported_traceback(info.traceback)},
         id=run_id,
         spec=codec.to_json(spec),
         state=State.LOST if info.state.is_active else info.state,
@@ -328,7 +329,6 @@ def _row(run_id: str, spec: RunSpec, run: Contents) -> store_rows.Insert:
         heartbeat=info.heartbeat,
         machine=None if info.machine is None else codec.to_json(info.machine),
         message=_message(info, spec.imported),
-        traceback=info.traceback,
         steps_done=len(run.steps) + len(run.results),
     )
 
