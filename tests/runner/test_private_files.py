@@ -7,7 +7,6 @@ Everything is tried in each way of doing it that this machine allows.
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from ampscope.files import throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.runner.private_copy import Copy, put_back
+from ampscope.runner.private_copy import COPIED_ENTRIES, Copy, put_back
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
 from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
@@ -382,11 +381,12 @@ def test_a_copy_is_named_where_its_original_was(tmp_path: Path) -> None:
 
 
 _IN_VIEW = """
-import os, sys
+import ctypes, os, shutil, subprocess, sys, tempfile
 from pathlib import Path
 from ampscope.runner import private_files
 from ampscope.store import db
-kind, place, folder, system, code = sys.argv[1:]
+kind, place, folder, system, before, code = sys.argv[1:]
+exec(before)
 os.environ[private_files.FORCED] = kind
 private_files._SYSTEM += (system,)
 store, opened = Path(place) / "runs.db", []
@@ -398,19 +398,39 @@ exec(code)
 """
 
 
-def in_view(kind: str, folder: Path, code: str, system: str = "", as_user: bool = False) -> str:
+# Root's Python may lie where nobody else can read it: everything is imported and read before. The
+# process may write its /proc/self/uid_map where it can be dumped (PR_SET_DUMPABLE).
+_BECOME_A_USER = """
+schema = db.schema_text()
+db.schema_text = lambda: schema
+os.setgroups([]); os.setresgid(12345, 12345, 12345); os.setresuid(12345, 12345, 12345)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+"""
+
+
+def in_view(
+    kind: str,
+    folder: Path,
+    code: str,
+    system: str = "",
+    *,
+    before: str = "",
+    as_user: bool = False,
+    **environment: str,
+) -> str:
     """What ``code`` prints in a process that stands in ``folder`` and has private files.
-    ``system``: a folder that counts as the system's. ``as_user``: as nobody in particular."""
+    ``system``: a folder that counts as the system's. ``before``: code that runs before.
+    ``as_user``: as nobody in particular."""
     with tempfile.TemporaryDirectory() as made:
         place, view = Path(made) / "store", Path(made) / "view"
         place.mkdir()
-        command = [sys.executable, "-c", _IN_VIEW, kind, str(place), str(view), system, code]
         if as_user:
             for path in (Path(made), place, folder, *folder.rglob("*")):
                 os.chown(path, 12345, 12345)
-            who = ["--reuid", "12345", "--regid", "12345", "--clear-groups"]
-            command = ["setpriv", *who, *command]
-        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as a fork is
+            before += _BECOME_A_USER
+        told = [kind, str(place), str(view), system, before, code]
+        command = [sys.executable, "-c", _IN_VIEW, *told]
+        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment}  # as a fork is
         ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=alone)
         assert ran.returncode == 0, ran.stderr
         put_back(view, Path(made) / "aside")
@@ -429,6 +449,78 @@ def test_a_script_may_stand_in_a_system_folder(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", MODES)
+def test_a_variable_that_names_a_folder_above_takes_nothing_away(kind: str, tmp_path: Path) -> None:
+    """A shared cache above the project, and a folder above a system's one with much in it."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "log").write_text("log")
+    (tmp_path / "many").mkdir()
+    for number in range(COPIED_ENTRIES):
+        (tmp_path / "many" / str(number)).touch()
+    code = "open('log', 'a').write('x'); print(open('log').read())"
+    for system in ("", str(here)):
+        said = in_view(kind, here, code, system, HF_HOME=str(tmp_path), SOME=str(tmp_path))
+        assert said.strip() == "logx"
+        assert (here / "log").read_text() == "log"
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+def test_an_overlay_over_many_places_needs_few_open_files(tmp_path: Path) -> None:
+    code = (
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], view.kind,"
+        " len(os.listdir('/proc/self/fd')) < 20)"
+    )
+    mounts = "".join(
+        f"p = {str(tmp_path)!r} + '/{n}'; os.mkdir(p); overlay._mount('tmpfs', p, 'tmpfs', 0)\n"
+        for n in range(60)
+    )
+    before = (
+        "import resource; from ampscope.runner import overlay; overlay._own_namespace()\n"
+        f"{mounts}resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))"
+    )
+    assert in_view(OVERLAY, tmp_path, code, before=before).split() == ["64", OVERLAY, "True"]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+def test_a_place_that_has_gone_ends_no_overlay(tmp_path: Path) -> None:
+    """As another program's temporary folder or socket, between the listing and the mount."""
+    before = (
+        "from ampscope.runner import overlay\n"
+        "overlay._is_there = lambda place: True\n"
+        "overlay._sockets = lambda: ['/tmp/ampscope-is-no-socket']\n"
+        "top = overlay._top_folders\n"
+        "overlay._top_folders = lambda: [*top(), '/ampscope-is-not-there']"
+    )
+    assert in_view(OVERLAY, tmp_path, "print(view.kind)", before=before).strip() == OVERLAY
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+def test_where_an_overlay_leaves_no_temporary_folder_a_copy_is_made(tmp_path: Path) -> None:
+    before = (
+        "from ampscope.runner import overlay\n"
+        "cover = overlay._cover\n"
+        "def covered(place, *args, **options):\n"
+        "    cover(place, *args, **options)\n"
+        "    if place == '/tmp': overlay._make_read_only(place)\n"
+        "overlay._cover = covered\n"
+    )
+    code = "print(view.kind); tempfile.TemporaryFile()"
+    said = in_view("", tmp_path, code, before=before, TMPDIR="/tmp", LANG="C").strip()
+    assert said in (COPY, COMPARED)
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_store_may_be_a_link(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    before = f"os.mkdir({str(target)!r}); os.symlink({str(target)!r} + '/a.db', place + '/runs.db')"
+    here = tmp_path / "here"
+    here.mkdir()
+    in_view(kind, here, "opened[0].execute('create table a (b)')", before=before)
+    with sqlite3.connect(target / "a.db") as db:
+        assert db.execute("select count(*) from a").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("kind", MODES)
 def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
     if kind == OVERLAY:
         pytest.skip("no overlay goes over /")
@@ -438,9 +530,7 @@ def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
     assert sorted(os.listdir("/")) == before
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root becomes another user"
-)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("kind", MODES)
 def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
     """In a user namespace, where an overlay cannot copy the folders of others: ``mine`` lies in one

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
+import resource
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -37,12 +40,16 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
     folder.mkdir(parents=True, exist_ok=True)
     cwd = os.getcwd()
     as_user = _own_namespace()
-    with contextlib.ExitStack() as opened:
+    used = [path for path in (tempfile.gettempdir(), cwd) if os.access(path, os.W_OK)]
+    with _many_open_files(), contextlib.ExitStack() as opened:
 
-        def path_of(place: str) -> int:
+        def paths_of(places: Iterable[str]) -> dict[str, int]:
             # Opened in the new namespace: what belongs to another cannot be bound (EINVAL).
-            found = os.open(place, os.O_PATH | os.O_CLOEXEC)
-            opened.callback(os.close, found)
+            found = {}
+            for place in places:
+                with _may_be_gone(place not in roots):
+                    found[place] = os.open(place, os.O_PATH | os.O_CLOEXEC)
+                    opened.callback(os.close, found[place])
             return found
 
         mounts = _mount_points()
@@ -51,33 +58,39 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
         if as_user:
             covered |= set(_own_folders(covered))
             split = _split(covered, mounts)
-        lower = {place: path_of(place) for place in sorted(covered, key=len) if _is_there(place)}
+        lower = paths_of(place for place in sorted(covered, key=len) if _is_there(place))
         kept = [c for c in shared if _is_there(c)]
         kept += [m for m in mounts if _is_there(m) and not os.path.isdir(m)] + _sockets()
-        bound = {place: path_of(place) for place in kept if not _below(place, KERNEL)}
-        beside = path_of(str(store.absolute().parent))
+        bound = paths_of(place for place in kept if not _below(place, KERNEL))
+        beside = os.open(store.absolute().parent, os.O_PATH | os.O_CLOEXEC)
+        opened.callback(os.close, beside)
         places = _Places(folder, opened)
         done: list[str] = []
         try:
             for place, below in lower.items():
-                if place not in split:
-                    _cover(place, below, places, must=place in roots, as_user=as_user)
-                    done.append(place)
-                elif place in roots:
-                    raise OSError(f"another file system is mounted below {place}")
-                elif os.access(place, os.W_OK):
+                with _may_be_gone(place not in roots and place not in mounts):
+                    if place not in split:
+                        _cover(place, below, places, must=place in roots, as_user=as_user)
+                        done.append(place)
+                    elif place in roots:
+                        raise OSError(f"another file system is mounted below {place}")
+                    elif os.access(place, os.W_OK):
+                        _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
+                        done.append(place)
+                        _make_read_only(place)
+            for place, below in bound.items():
+                with _may_be_gone(place not in mounts):
                     _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
                     done.append(place)
-                    _make_read_only(place)
-            for place, below in bound.items():
-                _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
-                done.append(place)
-                if place in mounts and place not in shared:
-                    _make_read_only(place)  # one file, which cannot have an overlay
+                    if place in mounts and place not in shared:
+                        _make_read_only(place)  # one file, which cannot have an overlay
             found = _bind_first(beside, _STORE)
             done.append(found)
+            for path in used:
+                if not os.access(path, os.W_OK):
+                    raise OSError(f"nothing could be written in {path}")
             if os.access("/", os.W_OK):
-                _make_read_only("/")
+                _make_read_only("/")  # the last step: it is not undone
         except BaseException:
             # Half of it is worse than none: the store itself may lie below what is covered.
             for place in reversed(done):
@@ -151,6 +164,28 @@ def _sockets() -> list[str]:
     return sorted(found)
 
 
+@contextlib.contextmanager
+def _may_be_gone(may_be: bool) -> Iterator[None]:
+    """Other programs remove files in a temporary folder at any time."""
+    try:
+        yield
+    except OSError as error:
+        if not may_be or error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+
+
+@contextlib.contextmanager
+def _many_open_files() -> Iterator[None]:
+    """As many as the system allows: each place that is covered is held open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def _is_there(place: str) -> bool:
     """Whether this user can come to it; where not, nothing there can be written either."""
     try:
@@ -175,34 +210,37 @@ class _Places:
         # Held open: once a folder above it is covered, its path leads into the overlay.
         self._folder = os.path.realpath(folder)
         self._opened = opened
-        self._disk = self._open(self._folder)
+        self._disk = self._base(self._folder)
         self._memory: int | None = None
         self._count = 0
 
     def next(self, place: str, *, in_memory: bool) -> tuple[int, int] | None:
-        """File descriptors of an upper and a work folder, both empty, for an overlay at a place."""
+        """File descriptors of an upper and a work folder, both empty, for an overlay at a place.
+        The caller closes them."""
         base = self._disk
         if in_memory:
             if self._memory is None:
                 point = f"{self._folder}/memory"
                 os.mkdir(point)
                 _mount("tmpfs", point, "tmpfs", 0, "mode=700")
-                self._memory = self._open(point)
+                self._memory = self._base(point)
             base = self._memory
         elif _below(self._folder, (place,)):
             return None
         made = []
         for name in ("upper", "work"):
             os.mkdir(f"{name}{self._count}", dir_fd=base)
-            made.append(self._open(f"{name}{self._count}", base))
+            made.append(os.open(f"{name}{self._count}", _FOLDER, dir_fd=base))
         self._count += 1
         return made[0], made[1]
 
-    def _open(self, path: str, folder: int | None = None) -> int:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        found = os.open(path, flags, dir_fd=folder)
+    def _base(self, path: str) -> int:
+        found = os.open(path, _FOLDER)
         self._opened.callback(os.close, found)
         return found
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def _cover(place: str, lower: int, places: _Places, *, must: bool, as_user: bool) -> None:
@@ -218,15 +256,20 @@ def _cover(place: str, lower: int, places: _Places, *, must: bool, as_user: bool
         if found is None:
             continue
         upper, work = found
-        os.fchmod(upper, stat.S_IMODE(os.stat(here).st_mode))
-        options = f"lowerdir={here},upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
-        # With redirect_dir, a folder that was there before can be renamed; users may not have it.
-        for more in (",userxattr", "") if as_user else (",redirect_dir=on", "", ",userxattr"):
-            try:
-                _mount("overlay", place, "overlay", 0, options + more)
-                return
-            except OSError as error:
-                last = error
+        try:
+            os.fchmod(upper, stat.S_IMODE(os.stat(here).st_mode))
+            options = f"lowerdir={here},upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
+            # With redirect_dir, a folder that was there before can be renamed; users may not have
+            # it.
+            for more in (",userxattr", "") if as_user else (",redirect_dir=on", "", ",userxattr"):
+                try:
+                    _mount("overlay", place, "overlay", 0, options + more)
+                    return
+                except OSError as error:
+                    last = error
+        finally:
+            os.close(upper)
+            os.close(work)
     if must:
         raise last
     _mount(here, place, "", _BIND)
@@ -241,7 +284,7 @@ def _bind_first(source: int, targets: Sequence[str]) -> str:
     """Bind the folder at the first of the targets that takes it."""
     for target in targets:
         with contextlib.suppress(OSError):
-            _mount(f"/proc/self/fd/{source}", target, "", _BIND)
+            _mount(f"/proc/self/fd/{source}", target, "", _BIND | _REC)
             return target
     raise OSError("no place for the store")
 

@@ -51,7 +51,8 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/private/tmp")
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "MPLCONFIGDIR",
            "PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH",
            "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
-_HOME_CACHES = (".nv", ".triton", ".config/matplotlib")
+_PARTS = {"HF_HOME": ("hub",), "TORCH_HOME": ("hub",), "XDG_CACHE_HOME": ("huggingface", "torch")}
+_HOME_CACHES = (".nv", ".triton", ".config/matplotlib", ".cache/huggingface", ".cache/torch")
 
 
 class NotPossible(Exception):  # noqa: N818  # the machine does not allow it; not a bug
@@ -114,6 +115,7 @@ def private_files(
     empty, and thrown away by the caller after :func:`ampscope.runner.private_copy.put_back`. Where
     files of the store cannot be made afterwards, ``open_store`` is called before. Raises
     NotPossible."""
+    store = Path(os.path.realpath(store))  # SQLite's files lie beside what a link leads to
     roots = roots_of(workload, os.getcwd(), args)
     reasons = []
     for kind in KINDS:
@@ -134,9 +136,10 @@ def _overlaid(
 ) -> View:
     if sys.platform != "linux":
         raise OSError("not on this system")
-    if "/" in _stands_in(workload, os.getcwd()):
+    stands = _stands_in(workload, os.getcwd())
+    if "/" in stands:
         raise OSError("no overlay goes over /")
-    found = overlay.overlaid(roots, _caches(), store, folder)
+    found = overlay.overlaid(roots, _caches((*roots, *stands)), store, folder)
     return View(OVERLAY, tuple(roots), found, workload, tuple(args), folder)
 
 
@@ -145,11 +148,12 @@ def _copied(
 ) -> View:
     cwd = os.getcwd()
     folder.mkdir(parents=True, exist_ok=True)
-    plain = [here for here in _stands_in(workload, cwd) if not _below(here, roots)]
-    writable = ["/dev", "/proc", *_caches()]
-    copy = private_copy.copied(
-        roots, _named(roots), plain, folder, store, writable, only=kind == COPY
-    )
+    stands = _stands_in(workload, cwd)
+    plain = [here for here in stands if not _below(here, roots)]
+    caches = _caches((*roots, *stands))
+    named = _named(roots, stands, caches)
+    writable = ["/dev", "/proc", *caches]
+    copy = private_copy.copied(roots, named, plain, folder, store, writable, only=kind == COPY)
     os.chdir(copy.led(cwd))
     os.environ["PWD"] = os.getcwd()
     tempfile.tempdir = None  # as TMPDIR says now
@@ -172,9 +176,10 @@ def _paths_in(arg: str) -> list[str]:
     return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
 
 
-def _named(roots: list[str]) -> list[str]:
+def _named(roots: list[str], stands: list[str], caches: list[str]) -> list[str]:
     """Folders of this user's that the environment or a small text of the project names (a
-    configuration, a script): Landlock does not keep their times and permissions."""
+    configuration, a script): Landlock does not keep their times and permissions. None that holds
+    a root, or a folder where the script ``stands``: less of a named one is copied."""
     apart_from = (*private_copy.NEVER_LED, *private_copy.NOT_NAMED)
     texts = [value for name, value in os.environ.items() if name not in apart_from]
     for root in roots:
@@ -183,13 +188,13 @@ def _named(roots: list[str]) -> list[str]:
                 texts.append(Path(path).read_text(errors="replace"))
     apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
     system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
-    shared = [os.path.realpath(path) for path in (*_caches(), *system)]
+    shared = [os.path.realpath(path) for path in (*caches, *system)]
     found: list[str] = []
     for path in sorted({p for text in texts for p in private_copy.paths_in(text)}, key=len):
         with contextlib.suppress(OSError, ValueError):
             real = _existing_folder(os.path.realpath(os.path.expanduser(path)))
             is_own = os.stat(real).st_uid == os.geteuid() and os.access(real, os.W_OK)
-            holds = any(_below(other, (real,)) for other in (*roots, *shared))
+            holds = any(_below(other, (real,)) for other in (*roots, *stands, *shared))
             if (
                 is_own
                 and real not in apart
@@ -342,9 +347,11 @@ def wait_for_the_other(writer: RunWriter) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _caches() -> list[str]:
+def _caches(apart: Iterable[str]) -> list[str]:
     """Where downloads and compiled kernels are kept for every run to find. Those that libraries
-    would make are made: in a view they would be a run's own, or could not be."""
+    would make are made: in a view they would be a run's own, or could not be. One that is the
+    temporary folder, or holds the user's home or a folder of ``apart``, is no cache alone: of such
+    a one, what the libraries keep in it."""
     made = [os.path.expanduser("~/.cache")]
     made += [os.environ[name] for name in _CACHES if os.environ.get(name)]
     with contextlib.suppress(OSError, KeyError):  # torch's own default
@@ -354,4 +361,14 @@ def _caches() -> list[str]:
         with contextlib.suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
     found = [os.path.expanduser(f"~/{name}") for name in _HOME_CACHES]
-    return [*made, *found, os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")]
+    for name, parts in _PARTS.items():
+        found += [f"{os.environ[name]}/{part}" for part in parts if os.environ.get(name)]
+    found.append(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    temporary = {os.path.realpath(path) for path in (tempfile.gettempdir(), *_TEMPORARY)}
+    held = [os.path.realpath(path) for path in (os.path.expanduser("~"), *apart)]
+    kept = []
+    for folder in (*made, *found):
+        real = os.path.realpath(folder)
+        if real not in temporary and not any(_below(inner, (real,)) for inner in held):
+            kept.append(folder)
+    return kept
