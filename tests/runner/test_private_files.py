@@ -6,6 +6,7 @@ Everything is tried in each way of doing it that this machine allows.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -19,7 +20,8 @@ from ampscope.files import throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.runner.private_copy import COPIED_ENTRIES, Copy, put_back
+from ampscope.runner import private_copy
+from ampscope.runner.private_copy import COPIED_ENTRIES, Copy, copied, put_back
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
 from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
@@ -391,7 +393,8 @@ os.environ[private_files.FORCED] = kind
 private_files._SYSTEM += (system,)
 store, opened = Path(place) / "runs.db", []
 view = private_files.private_files(
-    "-m none", (), store, Path(folder), lambda: opened.append(db.open_for_writing(store))
+    "-m none", (), store, Path(folder),
+    lambda _: opened or opened.append(db.open_for_writing(store)),
 )
 opened or opened.append(db.open_for_writing(view.store))
 exec(code)
@@ -518,6 +521,57 @@ def test_a_store_may_be_a_link(kind: str, tmp_path: Path) -> None:
     in_view(kind, here, "opened[0].execute('create table a (b)')", before=before)
     with sqlite3.connect(target / "a.db") as db:
         assert db.execute("select count(*) from a").fetchone() == (0,)
+
+
+def test_a_file_beyond_the_walk_s_limit_is_neither_new_nor_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run has deleted one of those before it."""
+    here, base = tmp_path / "here", tmp_path / "view"
+    here.mkdir()
+    for number in range(8):
+        (here / str(number)).write_text("kept")
+    monkeypatch.setattr(private_copy, "COMPARED_ENTRIES", 5)
+    monkeypatch.setattr(private_copy, "landlock_version", lambda: 0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = tree(here)
+    copied([str(here)], [], [], base, tmp_path / "runs.db", [], only=False)
+    told = json.loads((base / "before.json").read_text())
+    seen = [path for path in told["files"] if path != str(here)]
+    os.unlink(min(seen))
+    put_back(base, tmp_path / "aside")
+    assert {p: f[:3] for p, f in tree(here).items()} == {p: f[:3] for p, f in before.items()}
+    assert not (tmp_path / "aside").exists()
+
+
+def test_a_user_s_own_change_keeps_its_time_where_the_copy_is_a_link(tmp_path: Path) -> None:
+    here, view = tmp_path / "here", tmp_path / "view"
+    here.mkdir()
+    (here / "large").write_text("before")
+    os.utime(here / "large", ns=(1, 1))
+    facts = private_copy._facts(str(here / "large"))
+    (view / "files" / str(here)[1:]).mkdir(parents=True)
+    (view / "files" / str(here / "large")[1:]).symlink_to(here / "large")
+    told = {"only": True, "roots": [str(here)], "store": "", "files": {str(here / "large"): facts}}
+    (view / "before.json").write_text(json.dumps(told))
+    with (here / "large").open("r+b") as large:
+        large.write(b"AFTER!")
+    changed = (here / "large").stat().st_mtime_ns
+    put_back(view, tmp_path / "aside")
+    assert (here / "large").stat().st_mtime_ns == changed
+
+
+def test_a_file_whose_name_begins_as_the_store_s_is_the_user_s(tmp_path: Path) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    for name in ("run", "run-wal", "run_train.py"):
+        (here / name).touch()
+    (here / "run.changed").mkdir()
+    base = tmp_path / "copy"
+    base.mkdir()
+    Copy([str(here)], [], [], str(base), str(here / "run")).make()
+    assert os.listdir(f"{base}{here}") == ["run_train.py"]
 
 
 @pytest.mark.parametrize("kind", MODES)

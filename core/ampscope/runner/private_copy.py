@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import filecmp
+import itertools
 import json
 import os
 import re
@@ -42,8 +43,7 @@ _PATH = re.compile(rf"(?:^|(?<=[{_SIGNS}])|(?<=^-\w))(?:~(?=/|$)|/)[^{_SIGNS}]*"
 
 
 class Copy:
-    """A copy of ``roots`` below ``base``, at the same paths. Files whose path begins with ``store``
-    are ampscope's own, and left out."""
+    """A copy of ``roots`` below ``base``, at the same paths, without the files of ``store``."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Copy:
         self.base = base
         self._named = tuple(named)
         self._plain = tuple(plain)
-        self._store = store
+        self._own = store_names(store)
         self._links = LINKS
         self._small = COPIED_BYTES
         self._large: list[tuple[int, str, str]] = []  # (bytes, file, its place)
@@ -121,7 +121,7 @@ class Copy:
             entries = list(found)
         for entry in entries:
             place = f"{target}/{entry.name}"
-            if entry.path.startswith(self._store):
+            if entry.path in self._own:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another program has just removed it
                 if entry.is_symlink():
@@ -138,7 +138,7 @@ class Copy:
         with os.scandir(source) as found:
             for entry in found:
                 place = os.path.join(target, entry.name)
-                if os.path.lexists(place) or entry.path.startswith(self._store):
+                if os.path.lexists(place) or entry.path in self._own:
                     continue  # on the way to a root
                 with contextlib.suppress(OSError):  # another user's
                     if entry.is_file(follow_symlinks=False):
@@ -218,6 +218,12 @@ def copied(
     return copy
 
 
+def store_names(store: str) -> frozenset[str]:
+    """What lies beside a store and is ampscope's own."""
+    ends = ("", "-wal", "-shm", "-journal", ".changed", ".capsules")
+    return frozenset(f"{store}{end}" for end in ends if store)
+
+
 def _store_files(store: Path, roots: Sequence[str]) -> list[str]:
     """What SQLite writes of a store that the caller has open. With another journal than the log it
     makes files, and the folder must be the store's own. Raises OSError."""
@@ -287,8 +293,13 @@ _Facts = tuple[int, int, int, int, str]  # mode, size, time of change in ns, ino
 
 def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
     """Everything below the roots, and they themselves, but for installations and ``store``; of the
-    user's home its own files alone, and no hidden ones: other programs are at work there."""
-    left, count = list(roots), 0
+    user's home its own files alone, and no hidden ones: other programs are at work there. At most
+    COMPARED_ENTRIES."""
+    return itertools.islice(_all_below(roots, store_names(store)), COMPARED_ENTRIES)
+
+
+def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str, _Facts]]:
+    left = list(roots)
     home = os.path.expanduser("~")
     for folder in left:
         with contextlib.suppress(OSError):
@@ -296,14 +307,14 @@ def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
             with os.scandir(folder) as found:
                 entries = list(found)
             for entry in entries:
-                if store and entry.path.startswith(store):
+                if entry.path in own:
                     continue
-                if entry.is_dir(follow_symlinks=False):
-                    if folder != home and not is_installed(entry.path):
-                        left.append(entry.path)
-                elif count < COMPARED_ENTRIES and not (folder == home and entry.name[0] == "."):
-                    count += 1
-                    yield entry.path, _facts(entry.path)
+                with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+                    if entry.is_dir(follow_symlinks=False):
+                        if folder != home and not is_installed(entry.path):
+                            left.append(entry.path)
+                    elif not (folder == home and entry.name[0] == "."):
+                        yield entry.path, _facts(entry.path)
 
 
 def _facts(path: str) -> _Facts:
@@ -349,9 +360,14 @@ def _told(folder: Path) -> Any:
 
 def _differences(told: Any) -> list[tuple[str, _Facts | None, _Facts | None]]:
     """(path, before, now) of what differs; of a folder, its permissions alone: what was made in it
-    is named itself."""
+    is named itself. Where there was more than one walk sees, what is new is not known."""
     before: dict[str, _Facts] = {path: tuple(facts) for path, facts in told["files"].items()}
-    now = dict(_walked(told["roots"], told["store"]))
+    now: dict[str, _Facts] = {}
+    if len(before) < COMPARED_ENTRIES:
+        now.update(_walked(told["roots"], told["store"]))
+    for path in before.keys() - now.keys():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            now[path] = _facts(path)
     found = []
     for path in before.keys() | now.keys():
         old, new = before.get(path), now.get(path)
@@ -373,7 +389,7 @@ def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, a
             return
     if now and stat.S_ISDIR(now[0]):
         os.rmdir(path)  # what was in it is aside
-    elif now:
+    elif os.path.lexists(path) and not (before and stat.S_ISDIR(before[0]) and os.path.isdir(path)):
         os.makedirs(os.path.dirname(aside), exist_ok=True)
         shutil.move(path, aside)
     if before is None:
@@ -388,12 +404,13 @@ def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, a
 
 
 def _as_before(path: str, before: _Facts, copy: str) -> None:
-    """Permissions and time of change. The time stays where the contents are not those of ``copy``:
-    someone has edited the file."""
+    """Permissions and time of change. The time stays where the contents are not those of ``copy``,
+    or there is none: someone may have edited the file."""
     if not stat.S_ISLNK(before[0]):
         os.chmod(path, stat.S_IMODE(before[0]))
-    if stat.S_ISREG(before[0]) and os.path.exists(copy):
-        if not filecmp.cmp(path, copy, shallow=False):
+    if stat.S_ISREG(before[0]):
+        is_known = os.path.isfile(copy) and not os.path.islink(copy)
+        if not is_known or not filecmp.cmp(path, copy, shallow=False):
             return
     elif stat.S_ISDIR(before[0]):
         return  # it changes with each file that anyone makes there

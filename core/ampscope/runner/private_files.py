@@ -109,12 +109,12 @@ def roots_of(workload: str, cwd: str, args: Sequence[str] = ()) -> list[str]:
 
 
 def private_files(
-    workload: str, args: Sequence[str], store: Path, folder: Path, open_store: Callable[[], None]
+    workload: str, args: Sequence[str], store: Path, folder: Path, prepare: Callable[[str], None]
 ) -> View:
     """Give this process, which must have a single thread, a private view; ``folder`` is its own and
-    empty, and thrown away by the caller after :func:`ampscope.runner.private_copy.put_back`. Where
-    files of the store cannot be made afterwards, ``open_store`` is called before. Raises
-    NotPossible."""
+    empty, and thrown away by the caller after :func:`ampscope.runner.private_copy.put_back`. Before
+    a copy is made, ``prepare`` is called with its kind: files of the store cannot be made
+    afterwards, and in a run that is compared nobody else may write. Raises NotPossible."""
     store = Path(os.path.realpath(store))  # SQLite's files lie beside what a link leads to
     roots = roots_of(workload, os.getcwd(), args)
     reasons = []
@@ -124,7 +124,7 @@ def private_files(
         try:
             if kind == OVERLAY:
                 return _overlaid(roots, workload, args, store, folder)
-            open_store()
+            prepare(kind)
             return _copied(kind, roots, workload, args, store, folder)
         except (OSError, AttributeError) as error:  # a function that this system's C library lacks
             reasons.append(f"{kind}: {error}")
@@ -311,27 +311,32 @@ def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Ado
         return Adopted(writer, store, spec, tuple)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     lock = os.open(folder.with_name(LOCK), flags, 0o600)
-    opened: list[RunWriter] = []
+    opened: list[tuple[RunWriter, Shared]] = []
+
+    def taken(path: Path) -> tuple[RunWriter, Shared]:
+        if not opened:
+            writer = RunWriter(path, run_id)
+            writer.adopt()
+            shared = Shared(lock, run_id, partial(wait_for_the_other, writer))
+            opened.append((writer, shared))
+        return opened[-1]
+
+    def prepare(kind: str) -> None:
+        _, shared = taken(store)
+        if kind == COMPARED:  # each finds the user's files as the one before has left them
+            shared.be_alone()
+
     try:
-        view = private_files(
-            spec.workload, spec.args, store, folder,
-            lambda: opened.append(RunWriter(store, run_id)),
-        )  # fmt: skip
+        view = private_files(spec.workload, spec.args, store, folder, prepare)
     except NotPossible as error:
-        writer = RunWriter(store, run_id)
-        writer.adopt()
-        writer.finish(
+        taken(store)[0].finish(
             State.FAILED,
             f"The run could not have files of its own ({error}): `ampscope diagnose --in-place` "
             "runs the script on yours.",
         )
         return None
     also_at(spec.workload, view.workload)
-    writer = opened[-1] if opened else RunWriter(view.store, run_id)
-    writer.adopt()
-    shared = Shared(lock, run_id, partial(wait_for_the_other, writer))
-    if view.kind == COMPARED:  # each finds the user's files as the one before has left them
-        shared.be_alone()
+    writer, shared = taken(view.store)
     shared.listen()
 
     def notes() -> tuple[str, ...]:
