@@ -433,7 +433,12 @@ def in_view(
             before += _BECOME_A_USER
         told = [kind, str(place), str(view), system, before, code]
         command = [sys.executable, "-c", _IN_VIEW, *told]
-        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment}  # as a fork is
+        alone = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": "1",
+            "PWD": str(folder),
+            **environment,
+        }  # as a fork is
         ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=alone)
         assert ran.returncode == 0, ran.stderr
         put_back(view, Path(made) / "aside")
@@ -572,6 +577,50 @@ def test_a_file_whose_name_begins_as_the_store_s_is_the_user_s(tmp_path: Path) -
     base.mkdir()
     Copy([str(here)], [], [], str(base), str(here / "run")).make()
     assert os.listdir(f"{base}{here}") == ["run_train.py"]
+
+
+def test_much_data_leaves_the_rest_of_a_copy_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data listed before the project's own folders, in it and in a folder that an argument names:
+    the project's other files are copied, and what holds the project too."""
+    project, base = tmp_path / "asked/project", tmp_path / "copy"
+    for folder in ("data/one", "outputs/run", "src"):
+        (project / folder).mkdir(parents=True)
+        (project / folder / "file").touch()
+    for number in range(60):
+        (project / "data/one" / str(number)).touch()
+    for number in range(20):
+        (tmp_path / "asked/a" / str(number)).mkdir(parents=True)
+        (tmp_path / "asked/a" / str(number) / "file").touch()
+    monkeypatch.setattr(private_copy, "COPIED_ENTRIES", 10)
+    monkeypatch.setattr(private_copy._is_large, "__defaults__", (10,))
+    monkeypatch.setattr(private_copy, "LINKS", 50)
+    base.mkdir()
+    root = str(tmp_path / "asked")
+    Copy([root], [], [], str(base), "", [str(project)]).make()
+    copy = Path(f"{base}{project}")
+    assert (copy / "data/one").is_symlink()
+    for name in ("outputs/run", "outputs/run/file", "src", "src/file"):
+        assert (copy / name).exists()
+        assert not (copy / name).is_symlink()
+    assert Path(f"{base}{root}/a/0/file").exists()
+
+
+def test_a_copy_has_a_limit_of_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, base = tmp_path / "here", tmp_path / "copy"
+    (here / "a").mkdir(parents=True)
+    base.mkdir()
+    for number in range(5):
+        (here / "a" / str(number)).write_bytes(b"x" * 100)
+    (here / "z.py").write_text("x")
+    monkeypatch.setattr(private_copy, "ALL_BYTES", 301)
+    monkeypatch.setattr(private_copy, "_cloned", lambda source, target: False)
+    Copy([str(here)], [], [], str(base), "", [str(here)]).make()
+    copied_files = [
+        p for p in Path(f"{base}{here}").rglob("*") if p.is_file() and not p.is_symlink()
+    ]
+    assert {p.name for p in copied_files} == {"z.py", "0", "1", "2"}
 
 
 @pytest.mark.parametrize("kind", MODES)

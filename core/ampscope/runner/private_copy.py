@@ -30,7 +30,8 @@ from typing import Any
 COPIED_BYTES, LARGE_BYTES = 64 << 20, 1 << 30
 NAMED_SMALL, NAMED_BYTES = 1 << 20, 32 << 20  # the same of folders that are only named somewhere
 COPIED_ENTRIES = 2_000  # in a folder, all levels: above it files are links
-LINKS = 20_000  # in one copy; further folders are links as a whole
+LINKS = 20_000  # in one copy; a folder that needs more is a link, or its direct entries are
+ALL_BYTES, ALL_FILES = 4 << 30, 50_000  # of the copied files up to COPIED_BYTES, smallest first
 COMPARED_ENTRIES = 200_000  # of the user's files
 _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
@@ -52,32 +53,43 @@ class Copy:
         plain: Sequence[str],
         base: str,
         store: str,
+        first: Sequence[str] = (),
     ) -> None:
         """Of the ``plain`` folders, a system's, the files alone are copied; of those that are only
-        ``named`` somewhere, less of what is large."""
+        ``named`` somewhere, less of what is large. ``first``: the script's own projects, each a
+        root or in one."""
         self.roots = (*roots, *named)
         self.base = base
         self._named = tuple(named)
         self._plain = tuple(plain)
+        self._first = tuple(first)
         self._own = store_names(store)
         self._links = LINKS
         self._small = COPIED_BYTES
-        self._large: list[tuple[int, str, str]] = []  # (bytes, file, its place)
+        self._folders: list[tuple[str, str]] = []
+        self._left = [ALL_BYTES, ALL_FILES]
+        self._files: list[tuple[int, str, str]] = []  # (bytes, file, its place)
 
     def make(self, kept: str = "") -> None:
         """Raises OSError. ``kept``: a folder for another copy of each file that is copied."""
         home = os.path.expanduser("~")
+        asked = [r for r in self.roots if r not in (*self._named, *self._first)]
         for roots, small, room in (
-            (self.roots[: len(self.roots) - len(self._named)], COPIED_BYTES, LARGE_BYTES),
+            (self._first, COPIED_BYTES, LARGE_BYTES),
+            (asked, COPIED_BYTES, LARGE_BYTES),
             (self._named, NAMED_SMALL, NAMED_BYTES),
         ):
             self._small = small
             for root in roots:
-                self._folder(root, self.base + root, linked=root == home)
-            self._copy_large(room)
+                linked = root == home or (root not in self._first and _is_large(root))
+                self._folder(root, self.base + root, linked=linked)
+            self._copy_files(room)
         for folder in self._plain:
             self._files_alone(folder, self.base + folder)
-        self._copy_large(NAMED_BYTES)
+        self._copy_files(NAMED_BYTES)
+        for source, target in reversed(self._folders):  # what is made in a folder changes its time
+            with contextlib.suppress(OSError):
+                shutil.copystat(source, target)
         if kept:
             for path, facts in _walked([self.base + root for root in self.roots], ""):
                 if stat.S_ISREG(facts[0]):
@@ -85,15 +97,20 @@ class Copy:
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     copy_file(path, target)
 
-    def _copy_large(self, room: int) -> None:
+    def _copy_files(self, room: int) -> None:
         left = min(room, shutil.disk_usage(self.base).free // 4)
-        for size, source, target in sorted(self._large):
-            left -= size
-            if left >= 0:
-                copy_file(source, target)
-            elif not _cloned(source, target):
-                os.symlink(source, target)
-        self._large.clear()
+        for size, source, target in sorted(self._files):
+            if size > self._small:
+                left -= size
+            else:
+                self._left[0] -= size
+                self._left[1] -= 1
+            with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+                if (left if size > self._small else min(self._left)) >= 0:
+                    copy_file(source, target)
+                elif not _cloned(source, target):
+                    os.symlink(source, target)
+        self._files.clear()
 
     def led(self, path: str) -> str:
         """Where a path leads from inside the copy."""
@@ -117,6 +134,7 @@ class Copy:
 
     def _folder(self, source: str, target: str, *, linked: bool, depth: int = 0) -> None:
         os.makedirs(target, exist_ok=True)
+        self._folders.append((source, target))
         with os.scandir(source) as found:
             entries = list(found)
         for entry in entries:
@@ -130,8 +148,6 @@ class Copy:
                     self._inner(entry.path, place, linked=linked, depth=depth)
                 elif entry.is_file():
                     self._file(entry.path, place, linked=linked)
-        with contextlib.suppress(OSError):
-            shutil.copystat(source, target)
 
     def _files_alone(self, source: str, target: str) -> None:
         os.makedirs(target, exist_ok=True)
@@ -147,12 +163,32 @@ class Copy:
                         os.symlink(entry.path, place)
 
     def _inner(self, source: str, target: str, *, linked: bool, depth: int) -> None:
-        if self._links <= 0 or is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
+        if _below(self.base, (source,)) or source in self._first:
+            return  # the copy would hold itself; it is there
+        if any(_below(first, (source,)) for first in self._first):
+            with contextlib.suppress(PermissionError):  # the script may stand below all the same
+                self._folder(source, target, linked=linked, depth=depth)
+            return
+        if is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
             os.symlink(source, target)
             return
-        if _below(self.base, (source,)):
-            return  # the copy would hold itself
-        self._folder(source, target, linked=linked or _is_large(source), depth=depth)
+        direct = len(os.listdir(source))
+        if not linked and not _is_large(source):
+            self._folder(source, target, linked=False, depth=depth)
+        elif direct <= self._links if linked else not _is_large(source, self._links // 2):
+            self._folder(source, target, linked=True, depth=depth)
+        elif not linked and direct <= self._links // 2:
+            self._links_alone(source, target)
+        else:
+            os.symlink(source, target)
+
+    def _links_alone(self, source: str, target: str) -> None:
+        os.makedirs(target)
+        self._folders.append((source, target))
+        for name in os.listdir(source):
+            if f"{source}/{name}" not in self._own:
+                self._links -= 1
+                os.symlink(f"{source}/{name}", f"{target}/{name}")
 
     def _link(self, source: str, target: str, depth: int) -> None:
         """A link out of the roots is followed, so that what is written through it stays here."""
@@ -168,14 +204,15 @@ class Copy:
             os.symlink(real, target)
 
     def _file(self, source: str, target: str, *, linked: bool) -> None:
-        size = os.stat(source).st_size
-        if not os.access(source, os.R_OK) or (linked and not _cloned(source, target)):
+        facts = os.stat(source)
+        # What this user may not write stays the other's, unless it is this user's own.
+        is_others = facts.st_uid != os.geteuid() and not os.access(source, os.W_OK)
+        is_apart = is_others or not os.access(source, os.R_OK)
+        if is_apart or (linked and not _cloned(source, target)):
             self._links -= 1
             os.symlink(source, target)
-        elif size > self._small:
-            self._large.append((size, source, target))
         else:
-            copy_file(source, target)
+            self._files.append((facts.st_size, source, target))
 
 
 def copied(
@@ -187,6 +224,7 @@ def copied(
     writable: Iterable[str],
     *,
     only: bool,
+    first: Sequence[str] = (),
 ) -> Copy:
     """Give this process, which must have a single thread, a copy of ``roots`` below ``folder``,
     with less of those that are only ``named``, and of the files that lie in ``plain`` itself.
@@ -199,7 +237,7 @@ def copied(
     for made in (base, temporary):
         shutil.rmtree(made, ignore_errors=True)  # of a way that did not work
         os.makedirs(made)
-    copy = Copy(roots, named, plain, base, str(store.absolute()))
+    copy = Copy(roots, named, plain, base, str(store.absolute()), first)
     roots = copy.roots
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     before = dict(_walked(roots, str(store.absolute())))
@@ -474,11 +512,11 @@ def _cloned(source: str, target: str) -> bool:
     return True
 
 
-def _is_large(folder: str) -> bool:
+def _is_large(folder: str, most: int = COPIED_ENTRIES) -> bool:
     count = 0
     for _, folders, files in os.walk(folder):
         count += len(folders) + len(files)
-        if count > COPIED_ENTRIES:
+        if count > most:
             return True
     return False
 

@@ -153,7 +153,11 @@ def _copied(
     caches = _caches((*roots, *stands))
     named = _named(roots, stands, caches)
     writable = ["/dev", "/proc", *caches]
-    copy = private_copy.copied(roots, named, plain, folder, store, writable, only=kind == COPY)
+    first = sorted({p for p in map(_project, stands) if _below(p, roots)}, key=len)
+    first = [p for p in first if not any(p != other and _below(p, (other,)) for other in first)]
+    copy = private_copy.copied(
+        roots, named, plain, folder, store, writable, only=kind == COPY, first=first
+    )
     os.chdir(copy.led(cwd))
     os.environ["PWD"] = os.getcwd()
     tempfile.tempdir = None  # as TMPDIR says now
