@@ -418,19 +418,20 @@ def in_view(
     system: str = "",
     *,
     before: str = "",
+    after: str = "",
     as_user: bool = False,
     **environment: str,
 ) -> str:
     """What ``code`` prints in a process that stands in ``folder`` and has private files.
     ``system``: a folder that counts as the system's. ``before``: code that runs before.
-    ``as_user``: as nobody in particular."""
+    ``as_user``: as nobody in particular, who runs ``after`` next."""
     with tempfile.TemporaryDirectory() as made:
         place, view = Path(made) / "store", Path(made) / "view"
         place.mkdir()
         if as_user:
             for path in (Path(made), place, folder, *folder.rglob("*")):
                 os.chown(path, 12345, 12345)
-            before += _BECOME_A_USER
+            before += _BECOME_A_USER + after
         told = [kind, str(place), str(view), system, before, code]
         command = [sys.executable, "-c", _IN_VIEW, *told]
         alone = {
@@ -621,6 +622,20 @@ def test_a_copy_has_a_limit_of_all_bytes(tmp_path: Path, monkeypatch: pytest.Mon
         p for p in Path(f"{base}{here}").rglob("*") if p.is_file() and not p.is_symlink()
     ]
     assert {p.name for p in copied_files} == {"z.py", "0", "1", "2"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_namespace_that_cannot_be_written_is_not_entered() -> None:
+    """As on Ubuntu 24.04; here because the process cannot be dumped."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        here = Path(made) / "here"
+        here.mkdir()
+        no_dump = "prctl = ctypes.CDLL(None).prctl; prctl(4, 0, 0, 0, 0)\n"
+        code = "print(view.kind, os.geteuid())"
+        said = in_view("", here, code, after=no_dump, as_user=True).split()
+    assert said[0] in (COPY, COMPARED)
+    assert said[1] == "12345"
 
 
 @pytest.mark.parametrize("kind", MODES)

@@ -19,18 +19,22 @@ import re
 import resource
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # linux/sched.h, linux/mount.h
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
-_READ_ONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+_READ_ONLY, _REMOUNT, _BIND, _REC, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 1 << 19
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
 KERNEL = ("/dev", "/proc", "/sys")
 # Where the store's folder is bound: no script cleans there, as some do in the temporary folder.
 _STORE = ("/proc/fs", "/proc/driver", "/proc/tty")
 INSTALLED = ("/usr", "/etc", "/boot", "/bin", "/lib", "/lib64", "/sbin")
-_SEARCHED, _DEEP = 5_000, 4  # folders and levels in which a user's folders are looked for
+# Folders and levels in which a user's folders are looked for, entries seen there, and seconds.
+_SEARCHED, _DEEP, _SEEN, _WITHIN_S = 5_000, 4, 200_000, 1.5
+_REMOTE = (b"autofs", b"nfs", b"nfs4", b"cifs", b"smb3", b"9p", b"ceph", b"lustre", b"beegfs",
+           b"gpfs", b"afs", b"fuse.sshfs")  # fmt: skip
 
 
 def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: Path) -> Path:
@@ -56,7 +60,8 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
         covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m)), *roots}
         split: list[str] = []
         if as_user:
-            covered |= set(_own_folders(covered))
+            remote = [m for m in _mount_points(_REMOTE) if not any(_below(r, (m,)) for r in roots)]
+            covered |= set(_own_folders(covered, remote))
             split = _split(covered, mounts)
         lower = paths_of(place for place in sorted(covered, key=len) if _is_there(place))
         kept = [c for c in shared if _is_there(c)]
@@ -110,28 +115,34 @@ def _top_folders() -> list[str]:
     return [path for path in names if path not in KERNEL]
 
 
-def _mount_points() -> list[str]:
-    """Of all file systems but the kernel's own; an overlay does not show what is mounted below its
-    folder."""
+def _mount_points(kinds: Sequence[bytes] = ()) -> list[str]:
+    """Of all file systems but the kernel's own, or of those of some ``kinds``; an overlay does not
+    show what is mounted below its folder."""
     found = []
     with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
             # Spaces and the like are written as octal numbers (proc_pid_mountinfo(5)).
             octal = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), line.split()[4])
             place = os.fsdecode(octal)
-            if place != "/" and not _below(place, KERNEL):
+            kind = line.partition(b" - ")[2].split()[0]
+            if place != "/" and not _below(place, KERNEL) and (not kinds or kind in kinds):
                 found.append(place)
     return found
 
 
-def _own_folders(covered: Iterable[str]) -> Iterator[str]:
+def _own_folders(covered: Iterable[str], but: Sequence[str]) -> Iterator[str]:
     """Folders that this user may write, below those of others: in a user namespace, which knows one
-    user, an overlay cannot copy the folder of another, and could not be written below it."""
-    left = [(place, 0) for place in sorted(covered) if not _below(place, INSTALLED)]
+    user, an overlay cannot copy the folder of another, and could not be written below it. ``but``:
+    places that are slow to look into. It ends within _WITHIN_S."""
+    apart, seen, until = (*INSTALLED, *but), 0, time.monotonic() + _WITHIN_S
+    left = [(place, 0) for place in sorted(covered) if not _below(place, apart)]
     for place, depth in left:
         with contextlib.suppress(OSError), os.scandir(place) as found:
             for entry in found if os.stat(place).st_uid != os.geteuid() else ():
-                if entry.is_dir(follow_symlinks=False):
+                seen += 1
+                if seen > _SEEN or time.monotonic() > until:
+                    return
+                if entry.path not in but and entry.is_dir(follow_symlinks=False):
                     if os.access(entry.path, os.W_OK):
                         yield entry.path
                     if depth < _DEEP and len(left) < _SEARCHED:
@@ -306,14 +317,28 @@ def _own_namespace() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     as_user = False
     if libc.unshare(_NEWNS):
-        if libc.unshare(_NEWUSER | _NEWNS):
-            raise OSError(ctypes.get_errno(), "no namespace for the process")
+        # Where a user namespace can be made and not written (Ubuntu 24.04), there is no way back.
+        if not (child := os.fork()):
+            try:
+                _enter_user_namespace(libc, uid, gid)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            raise OSError("no namespace for the process")
+        _enter_user_namespace(libc, uid, gid)
         as_user = True
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    _mount("none", "/", "", _REC | _PRIVATE)
+    _mount("none", "/", "", _REC | _SLAVE)  # what the system mounts later appears here, too
     return as_user
+
+
+def _enter_user_namespace(libc: ctypes.CDLL, uid: int, gid: int) -> None:
+    if libc.unshare(_NEWUSER | _NEWNS):
+        raise OSError(ctypes.get_errno(), "no namespace for the process")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _mount("none", "/", "", _REC | _SLAVE)
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
