@@ -21,7 +21,14 @@ from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.runner import private_copy
-from ampscope.runner.private_copy import COPIED_ENTRIES, Copy, copied, put_back
+from ampscope.runner.private_copy import (
+    ALL_WRITES,
+    COPIED_ENTRIES,
+    Copy,
+    copied,
+    landlock_version,
+    put_back,
+)
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
 from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
@@ -560,6 +567,7 @@ def test_a_user_s_own_change_keeps_its_time_where_the_copy_is_a_link(tmp_path: P
     (view / "files" / str(here)[1:]).mkdir(parents=True)
     (view / "files" / str(here / "large")[1:]).symlink_to(here / "large")
     told = {"only": True, "roots": [str(here)], "store": "", "files": {str(here / "large"): facts}}
+    told["temporary"] = str(view / "t")
     (view / "before.json").write_text(json.dumps(told))
     with (here / "large").open("r+b") as large:
         large.write(b"AFTER!")
@@ -636,6 +644,22 @@ def test_a_user_namespace_that_cannot_be_written_is_not_entered() -> None:
         said = in_view("", here, code, after=no_dump, as_user=True).split()
     assert said[0] in (COPY, COMPARED)
     assert said[1] == "12345"
+
+
+@pytest.mark.skipif(landlock_version() < ALL_WRITES, reason="no Landlock")
+def test_a_socket_can_be_made_where_the_temporary_folder_has_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, here = tmp_path / ("long" * 15), tmp_path / "here"
+    for folder in (long, here):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    code = (
+        "import socket; made = tempfile.mkdtemp(prefix='pymp-')\n"
+        "socket.socket(socket.AF_UNIX).bind(made + '/listener-12345678'); print(made)"
+    )
+    made = Path(in_view(COPY, here, code).strip())
+    assert not made.parent.exists()
 
 
 @pytest.mark.parametrize("kind", MODES)

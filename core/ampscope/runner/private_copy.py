@@ -21,6 +21,7 @@ import shutil
 import stat
 import struct
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,11 +238,15 @@ def copied(
     for made in (base, temporary):
         shutil.rmtree(made, ignore_errors=True)  # of a way that did not work
         os.makedirs(made)
+    if only and len(temporary) >= _SHORT:
+        with contextlib.suppress(OSError):  # named as a folder that goes where this process is gone
+            temporary = tempfile.mkdtemp(prefix=f"ampscope-{os.getpid()}-0-", dir="/tmp")
     copy = Copy(roots, named, plain, base, str(store.absolute()), first)
     roots = copy.roots
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     before = dict(_walked(roots, str(store.absolute())))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
+    told["temporary"] = temporary
     (folder / _BEFORE).write_text(json.dumps(told))
     # Its first version lets no file be renamed from one folder to another.
     if only or landlock_version() == 2:
@@ -386,6 +391,7 @@ def put_back(folder: Path, aside: Path) -> None:
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(facts[0]):
                     os.utime(path, ns=(facts[2], facts[2]))
+    shutil.rmtree(told["temporary"], ignore_errors=True)
     (folder / _BEFORE).unlink(missing_ok=True)
 
 
