@@ -6,8 +6,8 @@ Everything is tried in each way of doing it that this machine allows.
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +20,15 @@ from ampscope.files import throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.runner.private_copy import Copy, put_back
+from ampscope.runner import private_copy
+from ampscope.runner.private_copy import (
+    ALL_WRITES,
+    COPIED_ENTRIES,
+    Copy,
+    copied,
+    landlock_version,
+    put_back,
+)
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
 from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
@@ -382,35 +390,63 @@ def test_a_copy_is_named_where_its_original_was(tmp_path: Path) -> None:
 
 
 _IN_VIEW = """
-import os, sys
+import ctypes, os, shutil, subprocess, sys, tempfile
 from pathlib import Path
 from ampscope.runner import private_files
 from ampscope.store import db
-kind, place, folder, system, code = sys.argv[1:]
+kind, place, folder, system, before, code = sys.argv[1:]
+exec(before)
 os.environ[private_files.FORCED] = kind
 private_files._SYSTEM += (system,)
 store, opened = Path(place) / "runs.db", []
 view = private_files.private_files(
-    "-m none", (), store, Path(folder), lambda: opened.append(db.open_for_writing(store))
+    "-m none", (), store, Path(folder),
+    lambda _: opened or opened.append(db.open_for_writing(store)),
 )
 opened or opened.append(db.open_for_writing(view.store))
 exec(code)
 """
 
 
-def in_view(kind: str, folder: Path, code: str, system: str = "", as_user: bool = False) -> str:
+# Root's Python may lie where nobody else can read it: everything is imported and read before. The
+# process may write its /proc/self/uid_map where it can be dumped (PR_SET_DUMPABLE).
+_BECOME_A_USER = """
+schema = db.schema_text()
+db.schema_text = lambda: schema
+os.setgroups([]); os.setresgid(12345, 12345, 12345); os.setresuid(12345, 12345, 12345)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+"""
+
+
+def in_view(
+    kind: str,
+    folder: Path,
+    code: str,
+    system: str = "",
+    *,
+    before: str = "",
+    after: str = "",
+    as_user: bool = False,
+    **environment: str,
+) -> str:
     """What ``code`` prints in a process that stands in ``folder`` and has private files.
-    ``system``: a folder that counts as the system's. ``as_user``: as nobody in particular."""
+    ``system``: a folder that counts as the system's. ``before``: code that runs before.
+    ``as_user``: as nobody in particular, who runs ``after`` next."""
     with tempfile.TemporaryDirectory() as made:
         place, view = Path(made) / "store", Path(made) / "view"
         place.mkdir()
-        command = [sys.executable, "-c", _IN_VIEW, kind, str(place), str(view), system, code]
         if as_user:
             for path in (Path(made), place, folder, *folder.rglob("*")):
                 os.chown(path, 12345, 12345)
-            who = ["--reuid", "12345", "--regid", "12345", "--clear-groups"]
-            command = ["setpriv", *who, *command]
-        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as a fork is
+            before += _BECOME_A_USER + after
+        told = [kind, str(place), str(view), system, before, code]
+        command = [sys.executable, "-c", _IN_VIEW, *told]
+        alone = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": "1",
+            "PWD": str(folder),
+            **environment,
+        }  # as a fork is
         ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=alone)
         assert ran.returncode == 0, ran.stderr
         put_back(view, Path(made) / "aside")
@@ -429,6 +465,204 @@ def test_a_script_may_stand_in_a_system_folder(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", MODES)
+def test_a_variable_that_names_a_folder_above_takes_nothing_away(kind: str, tmp_path: Path) -> None:
+    """A shared cache above the project, and a folder above a system's one with much in it."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "log").write_text("log")
+    (tmp_path / "many").mkdir()
+    for number in range(COPIED_ENTRIES):
+        (tmp_path / "many" / str(number)).touch()
+    code = "open('log', 'a').write('x'); print(open('log').read())"
+    for system in ("", str(here)):
+        said = in_view(kind, here, code, system, HF_HOME=str(tmp_path), SOME=str(tmp_path))
+        assert said.strip() == "logx"
+        assert (here / "log").read_text() == "log"
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+def test_an_overlay_over_many_places_needs_few_open_files(tmp_path: Path) -> None:
+    code = (
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], view.kind,"
+        " len(os.listdir('/proc/self/fd')) < 20)"
+    )
+    mounts = "".join(
+        f"p = {str(tmp_path)!r} + '/{n}'; os.mkdir(p); overlay._mount('tmpfs', p, 'tmpfs', 0)\n"
+        for n in range(60)
+    )
+    before = (
+        "import resource; from ampscope.runner import overlay; overlay._own_namespace()\n"
+        f"{mounts}resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))"
+    )
+    assert in_view(OVERLAY, tmp_path, code, before=before).split() == ["64", OVERLAY, "True"]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+def test_a_place_that_has_gone_ends_no_overlay(tmp_path: Path) -> None:
+    """As another program's temporary folder or socket, between the listing and the mount."""
+    before = (
+        "from ampscope.runner import overlay\n"
+        "overlay._is_there = lambda place: True\n"
+        "overlay._sockets = lambda: ['/tmp/ampscope-is-no-socket']\n"
+        "top = overlay._top_folders\n"
+        "overlay._top_folders = lambda: [*top(), '/ampscope-is-not-there']"
+    )
+    assert in_view(OVERLAY, tmp_path, "print(view.kind)", before=before).strip() == OVERLAY
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+def test_where_an_overlay_leaves_no_temporary_folder_a_copy_is_made(tmp_path: Path) -> None:
+    before = (
+        "from ampscope.runner import overlay\n"
+        "cover = overlay._cover\n"
+        "def covered(place, *args, **options):\n"
+        "    cover(place, *args, **options)\n"
+        "    if place == '/tmp': overlay._make_read_only(place)\n"
+        "overlay._cover = covered\n"
+    )
+    code = "print(view.kind); tempfile.TemporaryFile()"
+    said = in_view("", tmp_path, code, before=before, TMPDIR="/tmp", LANG="C").strip()
+    assert said in (COPY, COMPARED)
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_store_may_be_a_link(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    before = f"os.mkdir({str(target)!r}); os.symlink({str(target)!r} + '/a.db', place + '/runs.db')"
+    here = tmp_path / "here"
+    here.mkdir()
+    in_view(kind, here, "opened[0].execute('create table a (b)')", before=before)
+    with sqlite3.connect(target / "a.db") as db:
+        assert db.execute("select count(*) from a").fetchone() == (0,)
+
+
+def test_a_file_beyond_the_walk_s_limit_is_neither_new_nor_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run has deleted one of those before it."""
+    here, base = tmp_path / "here", tmp_path / "view"
+    here.mkdir()
+    for number in range(8):
+        (here / str(number)).write_text("kept")
+    monkeypatch.setattr(private_copy, "COMPARED_ENTRIES", 5)
+    monkeypatch.setattr(private_copy, "landlock_version", lambda: 0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = tree(here)
+    copied([str(here)], [], [], base, tmp_path / "runs.db", [], only=False)
+    told = json.loads((base / "before.json").read_text())
+    seen = [path for path in told["files"] if path != str(here)]
+    os.unlink(min(seen))
+    put_back(base, tmp_path / "aside")
+    assert {p: f[:3] for p, f in tree(here).items()} == {p: f[:3] for p, f in before.items()}
+    assert not (tmp_path / "aside").exists()
+
+
+def test_a_user_s_own_change_keeps_its_time_where_the_copy_is_a_link(tmp_path: Path) -> None:
+    here, view = tmp_path / "here", tmp_path / "view"
+    here.mkdir()
+    (here / "large").write_text("before")
+    os.utime(here / "large", ns=(1, 1))
+    facts = private_copy._facts(str(here / "large"))
+    (view / "files" / str(here)[1:]).mkdir(parents=True)
+    (view / "files" / str(here / "large")[1:]).symlink_to(here / "large")
+    told = {"only": True, "roots": [str(here)], "store": "", "files": {str(here / "large"): facts}}
+    told["temporary"] = str(view / "t")
+    (view / "before.json").write_text(json.dumps(told))
+    with (here / "large").open("r+b") as large:
+        large.write(b"AFTER!")
+    changed = (here / "large").stat().st_mtime_ns
+    put_back(view, tmp_path / "aside")
+    assert (here / "large").stat().st_mtime_ns == changed
+
+
+def test_a_file_whose_name_begins_as_the_store_s_is_the_user_s(tmp_path: Path) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    for name in ("run", "run-wal", "run_train.py"):
+        (here / name).touch()
+    (here / "run.changed").mkdir()
+    base = tmp_path / "copy"
+    base.mkdir()
+    Copy([str(here)], [], [], str(base), str(here / "run")).make()
+    assert os.listdir(f"{base}{here}") == ["run_train.py"]
+
+
+def test_much_data_leaves_the_rest_of_a_copy_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data listed before the project's own folders, in it and in a folder that an argument names:
+    the project's other files are copied, and what holds the project too."""
+    project, base = tmp_path / "asked/project", tmp_path / "copy"
+    for folder in ("data/one", "outputs/run", "src"):
+        (project / folder).mkdir(parents=True)
+        (project / folder / "file").touch()
+    for number in range(60):
+        (project / "data/one" / str(number)).touch()
+    for number in range(20):
+        (tmp_path / "asked/a" / str(number)).mkdir(parents=True)
+        (tmp_path / "asked/a" / str(number) / "file").touch()
+    monkeypatch.setattr(private_copy, "COPIED_ENTRIES", 10)
+    monkeypatch.setattr(private_copy._is_large, "__defaults__", (10,))
+    monkeypatch.setattr(private_copy, "LINKS", 50)
+    base.mkdir()
+    root = str(tmp_path / "asked")
+    Copy([root], [], [], str(base), "", [str(project)]).make()
+    copy = Path(f"{base}{project}")
+    assert (copy / "data/one").is_symlink()
+    for name in ("outputs/run", "outputs/run/file", "src", "src/file"):
+        assert (copy / name).exists()
+        assert not (copy / name).is_symlink()
+    assert Path(f"{base}{root}/a/0/file").exists()
+
+
+def test_a_copy_has_a_limit_of_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, base = tmp_path / "here", tmp_path / "copy"
+    (here / "a").mkdir(parents=True)
+    base.mkdir()
+    for number in range(5):
+        (here / "a" / str(number)).write_bytes(b"x" * 100)
+    (here / "z.py").write_text("x")
+    monkeypatch.setattr(private_copy, "ALL_BYTES", 301)
+    monkeypatch.setattr(private_copy, "_cloned", lambda source, target: False)
+    Copy([str(here)], [], [], str(base), "", [str(here)]).make()
+    copied_files = [
+        p for p in Path(f"{base}{here}").rglob("*") if p.is_file() and not p.is_symlink()
+    ]
+    assert {p.name for p in copied_files} == {"z.py", "0", "1", "2"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_namespace_that_cannot_be_written_is_not_entered() -> None:
+    """As on Ubuntu 24.04; here because the process cannot be dumped."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        here = Path(made) / "here"
+        here.mkdir()
+        no_dump = "prctl = ctypes.CDLL(None).prctl; prctl(4, 0, 0, 0, 0)\n"
+        code = "print(view.kind, os.geteuid())"
+        said = in_view("", here, code, after=no_dump, as_user=True).split()
+    assert said[0] in (COPY, COMPARED)
+    assert said[1] == "12345"
+
+
+@pytest.mark.skipif(landlock_version() < ALL_WRITES, reason="no Landlock")
+def test_a_socket_can_be_made_where_the_temporary_folder_has_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, here = tmp_path / ("long" * 15), tmp_path / "here"
+    for folder in (long, here):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    code = (
+        "import socket; made = tempfile.mkdtemp(prefix='pymp-')\n"
+        "socket.socket(socket.AF_UNIX).bind(made + '/listener-12345678'); print(made)"
+    )
+    made = Path(in_view(COPY, here, code).strip())
+    assert not made.parent.exists()
+
+
+@pytest.mark.parametrize("kind", MODES)
 def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
     if kind == OVERLAY:
         pytest.skip("no overlay goes over /")
@@ -438,9 +672,7 @@ def test_a_file_of_root_s_folder_can_be_written(kind: str) -> None:
     assert sorted(os.listdir("/")) == before
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root becomes another user"
-)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("kind", MODES)
 def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
     """In a user namespace, where an overlay cannot copy the folders of others: ``mine`` lies in one

@@ -13,21 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
+import resource
 import stat
+import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # linux/sched.h, linux/mount.h
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
-_READ_ONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+_READ_ONLY, _REMOUNT, _BIND, _REC, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 1 << 19
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
 KERNEL = ("/dev", "/proc", "/sys")
 # Where the store's folder is bound: no script cleans there, as some do in the temporary folder.
 _STORE = ("/proc/fs", "/proc/driver", "/proc/tty")
 INSTALLED = ("/usr", "/etc", "/boot", "/bin", "/lib", "/lib64", "/sbin")
-_SEARCHED, _DEEP = 5_000, 4  # folders and levels in which a user's folders are looked for
+# Folders and levels in which a user's folders are looked for, entries seen there, and seconds.
+_SEARCHED, _DEEP, _SEEN, _WITHIN_S = 5_000, 4, 200_000, 1.5
+_REMOTE = (b"autofs", b"nfs", b"nfs4", b"cifs", b"smb3", b"9p", b"ceph", b"lustre", b"beegfs",
+           b"gpfs", b"afs", b"fuse.sshfs")  # fmt: skip
 
 
 def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: Path) -> Path:
@@ -37,47 +44,58 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
     folder.mkdir(parents=True, exist_ok=True)
     cwd = os.getcwd()
     as_user = _own_namespace()
-    with contextlib.ExitStack() as opened:
+    used = [path for path in (tempfile.gettempdir(), cwd) if os.access(path, os.W_OK)]
+    with _many_open_files(), contextlib.ExitStack() as opened:
 
-        def path_of(place: str) -> int:
+        def paths_of(places: Iterable[str]) -> dict[str, int]:
             # Opened in the new namespace: what belongs to another cannot be bound (EINVAL).
-            found = os.open(place, os.O_PATH | os.O_CLOEXEC)
-            opened.callback(os.close, found)
+            found = {}
+            for place in places:
+                with _may_be_gone(place not in roots):
+                    found[place] = os.open(place, os.O_PATH | os.O_CLOEXEC)
+                    opened.callback(os.close, found[place])
             return found
 
         mounts = _mount_points()
         covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m)), *roots}
         split: list[str] = []
         if as_user:
-            covered |= set(_own_folders(covered))
+            remote = [m for m in _mount_points(_REMOTE) if not any(_below(r, (m,)) for r in roots)]
+            covered |= set(_own_folders(covered, remote))
             split = _split(covered, mounts)
-        lower = {place: path_of(place) for place in sorted(covered, key=len) if _is_there(place)}
+        lower = paths_of(place for place in sorted(covered, key=len) if _is_there(place))
         kept = [c for c in shared if _is_there(c)]
         kept += [m for m in mounts if _is_there(m) and not os.path.isdir(m)] + _sockets()
-        bound = {place: path_of(place) for place in kept if not _below(place, KERNEL)}
-        beside = path_of(str(store.absolute().parent))
+        bound = paths_of(place for place in kept if not _below(place, KERNEL))
+        beside = os.open(store.absolute().parent, os.O_PATH | os.O_CLOEXEC)
+        opened.callback(os.close, beside)
         places = _Places(folder, opened)
         done: list[str] = []
         try:
             for place, below in lower.items():
-                if place not in split:
-                    _cover(place, below, places, must=place in roots, as_user=as_user)
-                    done.append(place)
-                elif place in roots:
-                    raise OSError(f"another file system is mounted below {place}")
-                elif os.access(place, os.W_OK):
+                with _may_be_gone(place not in roots and place not in mounts):
+                    if place not in split:
+                        _cover(place, below, places, must=place in roots, as_user=as_user)
+                        done.append(place)
+                    elif place in roots:
+                        raise OSError(f"another file system is mounted below {place}")
+                    elif os.access(place, os.W_OK):
+                        _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
+                        done.append(place)
+                        _make_read_only(place)
+            for place, below in bound.items():
+                with _may_be_gone(place not in mounts):
                     _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
                     done.append(place)
-                    _make_read_only(place)
-            for place, below in bound.items():
-                _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
-                done.append(place)
-                if place in mounts and place not in shared:
-                    _make_read_only(place)  # one file, which cannot have an overlay
+                    if place in mounts and place not in shared:
+                        _make_read_only(place)  # one file, which cannot have an overlay
             found = _bind_first(beside, _STORE)
             done.append(found)
+            for path in used:
+                if not os.access(path, os.W_OK):
+                    raise OSError(f"nothing could be written in {path}")
             if os.access("/", os.W_OK):
-                _make_read_only("/")
+                _make_read_only("/")  # the last step: it is not undone
         except BaseException:
             # Half of it is worse than none: the store itself may lie below what is covered.
             for place in reversed(done):
@@ -97,28 +115,34 @@ def _top_folders() -> list[str]:
     return [path for path in names if path not in KERNEL]
 
 
-def _mount_points() -> list[str]:
-    """Of all file systems but the kernel's own; an overlay does not show what is mounted below its
-    folder."""
+def _mount_points(kinds: Sequence[bytes] = ()) -> list[str]:
+    """Of all file systems but the kernel's own, or of those of some ``kinds``; an overlay does not
+    show what is mounted below its folder."""
     found = []
     with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
             # Spaces and the like are written as octal numbers (proc_pid_mountinfo(5)).
             octal = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), line.split()[4])
             place = os.fsdecode(octal)
-            if place != "/" and not _below(place, KERNEL):
+            kind = line.partition(b" - ")[2].split()[0]
+            if place != "/" and not _below(place, KERNEL) and (not kinds or kind in kinds):
                 found.append(place)
     return found
 
 
-def _own_folders(covered: Iterable[str]) -> Iterator[str]:
+def _own_folders(covered: Iterable[str], but: Sequence[str]) -> Iterator[str]:
     """Folders that this user may write, below those of others: in a user namespace, which knows one
-    user, an overlay cannot copy the folder of another, and could not be written below it."""
-    left = [(place, 0) for place in sorted(covered) if not _below(place, INSTALLED)]
+    user, an overlay cannot copy the folder of another, and could not be written below it. ``but``:
+    places that are slow to look into. It ends within _WITHIN_S."""
+    apart, seen, until = (*INSTALLED, *but), 0, time.monotonic() + _WITHIN_S
+    left = [(place, 0) for place in sorted(covered) if not _below(place, apart)]
     for place, depth in left:
         with contextlib.suppress(OSError), os.scandir(place) as found:
             for entry in found if os.stat(place).st_uid != os.geteuid() else ():
-                if entry.is_dir(follow_symlinks=False):
+                seen += 1
+                if seen > _SEEN or time.monotonic() > until:
+                    return
+                if entry.path not in but and entry.is_dir(follow_symlinks=False):
                     if os.access(entry.path, os.W_OK):
                         yield entry.path
                     if depth < _DEEP and len(left) < _SEARCHED:
@@ -151,6 +175,28 @@ def _sockets() -> list[str]:
     return sorted(found)
 
 
+@contextlib.contextmanager
+def _may_be_gone(may_be: bool) -> Iterator[None]:
+    """Other programs remove files in a temporary folder at any time."""
+    try:
+        yield
+    except OSError as error:
+        if not may_be or error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+
+
+@contextlib.contextmanager
+def _many_open_files() -> Iterator[None]:
+    """As many as the system allows: each place that is covered is held open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def _is_there(place: str) -> bool:
     """Whether this user can come to it; where not, nothing there can be written either."""
     try:
@@ -175,34 +221,37 @@ class _Places:
         # Held open: once a folder above it is covered, its path leads into the overlay.
         self._folder = os.path.realpath(folder)
         self._opened = opened
-        self._disk = self._open(self._folder)
+        self._disk = self._base(self._folder)
         self._memory: int | None = None
         self._count = 0
 
     def next(self, place: str, *, in_memory: bool) -> tuple[int, int] | None:
-        """File descriptors of an upper and a work folder, both empty, for an overlay at a place."""
+        """File descriptors of an upper and a work folder, both empty, for an overlay at a place.
+        The caller closes them."""
         base = self._disk
         if in_memory:
             if self._memory is None:
                 point = f"{self._folder}/memory"
                 os.mkdir(point)
                 _mount("tmpfs", point, "tmpfs", 0, "mode=700")
-                self._memory = self._open(point)
+                self._memory = self._base(point)
             base = self._memory
         elif _below(self._folder, (place,)):
             return None
         made = []
         for name in ("upper", "work"):
             os.mkdir(f"{name}{self._count}", dir_fd=base)
-            made.append(self._open(f"{name}{self._count}", base))
+            made.append(os.open(f"{name}{self._count}", _FOLDER, dir_fd=base))
         self._count += 1
         return made[0], made[1]
 
-    def _open(self, path: str, folder: int | None = None) -> int:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        found = os.open(path, flags, dir_fd=folder)
+    def _base(self, path: str) -> int:
+        found = os.open(path, _FOLDER)
         self._opened.callback(os.close, found)
         return found
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def _cover(place: str, lower: int, places: _Places, *, must: bool, as_user: bool) -> None:
@@ -218,15 +267,20 @@ def _cover(place: str, lower: int, places: _Places, *, must: bool, as_user: bool
         if found is None:
             continue
         upper, work = found
-        os.fchmod(upper, stat.S_IMODE(os.stat(here).st_mode))
-        options = f"lowerdir={here},upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
-        # With redirect_dir, a folder that was there before can be renamed; users may not have it.
-        for more in (",userxattr", "") if as_user else (",redirect_dir=on", "", ",userxattr"):
-            try:
-                _mount("overlay", place, "overlay", 0, options + more)
-                return
-            except OSError as error:
-                last = error
+        try:
+            os.fchmod(upper, stat.S_IMODE(os.stat(here).st_mode))
+            options = f"lowerdir={here},upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
+            # With redirect_dir, a folder that was there before can be renamed; users may not have
+            # it.
+            for more in (",userxattr", "") if as_user else (",redirect_dir=on", "", ",userxattr"):
+                try:
+                    _mount("overlay", place, "overlay", 0, options + more)
+                    return
+                except OSError as error:
+                    last = error
+        finally:
+            os.close(upper)
+            os.close(work)
     if must:
         raise last
     _mount(here, place, "", _BIND)
@@ -241,7 +295,7 @@ def _bind_first(source: int, targets: Sequence[str]) -> str:
     """Bind the folder at the first of the targets that takes it."""
     for target in targets:
         with contextlib.suppress(OSError):
-            _mount(f"/proc/self/fd/{source}", target, "", _BIND)
+            _mount(f"/proc/self/fd/{source}", target, "", _BIND | _REC)
             return target
     raise OSError("no place for the store")
 
@@ -263,14 +317,28 @@ def _own_namespace() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     as_user = False
     if libc.unshare(_NEWNS):
-        if libc.unshare(_NEWUSER | _NEWNS):
-            raise OSError(ctypes.get_errno(), "no namespace for the process")
+        # Where a user namespace can be made and not written (Ubuntu 24.04), there is no way back.
+        if not (child := os.fork()):
+            try:
+                _enter_user_namespace(libc, uid, gid)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            raise OSError("no namespace for the process")
+        _enter_user_namespace(libc, uid, gid)
         as_user = True
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    _mount("none", "/", "", _REC | _PRIVATE)
+    _mount("none", "/", "", _REC | _SLAVE)  # what the system mounts later appears here, too
     return as_user
+
+
+def _enter_user_namespace(libc: ctypes.CDLL, uid: int, gid: int) -> None:
+    if libc.unshare(_NEWUSER | _NEWNS):
+        raise OSError(ctypes.get_errno(), "no namespace for the process")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _mount("none", "/", "", _REC | _SLAVE)
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import filecmp
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import shutil
 import stat
 import struct
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from typing import Any
 COPIED_BYTES, LARGE_BYTES = 64 << 20, 1 << 30
 NAMED_SMALL, NAMED_BYTES = 1 << 20, 32 << 20  # the same of folders that are only named somewhere
 COPIED_ENTRIES = 2_000  # in a folder, all levels: above it files are links
-LINKS = 20_000  # in one copy; further folders are links as a whole
+LINKS = 20_000  # in one copy; a folder that needs more is a link, or its direct entries are
+ALL_BYTES, ALL_FILES = 4 << 30, 50_000  # of the copied files up to COPIED_BYTES, smallest first
 COMPARED_ENTRIES = 200_000  # of the user's files
 _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
@@ -42,8 +45,7 @@ _PATH = re.compile(rf"(?:^|(?<=[{_SIGNS}])|(?<=^-\w))(?:~(?=/|$)|/)[^{_SIGNS}]*"
 
 
 class Copy:
-    """A copy of ``roots`` below ``base``, at the same paths. Files whose path begins with ``store``
-    are ampscope's own, and left out."""
+    """A copy of ``roots`` below ``base``, at the same paths, without the files of ``store``."""
 
     def __init__(
         self,
@@ -52,32 +54,43 @@ class Copy:
         plain: Sequence[str],
         base: str,
         store: str,
+        first: Sequence[str] = (),
     ) -> None:
         """Of the ``plain`` folders, a system's, the files alone are copied; of those that are only
-        ``named`` somewhere, less of what is large."""
+        ``named`` somewhere, less of what is large. ``first``: the script's own projects, each a
+        root or in one."""
         self.roots = (*roots, *named)
         self.base = base
         self._named = tuple(named)
         self._plain = tuple(plain)
-        self._store = store
+        self._first = tuple(first)
+        self._own = store_names(store)
         self._links = LINKS
         self._small = COPIED_BYTES
-        self._large: list[tuple[int, str, str]] = []  # (bytes, file, its place)
+        self._folders: list[tuple[str, str]] = []
+        self._left = [ALL_BYTES, ALL_FILES]
+        self._files: list[tuple[int, str, str]] = []  # (bytes, file, its place)
 
     def make(self, kept: str = "") -> None:
         """Raises OSError. ``kept``: a folder for another copy of each file that is copied."""
         home = os.path.expanduser("~")
+        asked = [r for r in self.roots if r not in (*self._named, *self._first)]
         for roots, small, room in (
-            (self.roots[: len(self.roots) - len(self._named)], COPIED_BYTES, LARGE_BYTES),
+            (self._first, COPIED_BYTES, LARGE_BYTES),
+            (asked, COPIED_BYTES, LARGE_BYTES),
             (self._named, NAMED_SMALL, NAMED_BYTES),
         ):
             self._small = small
             for root in roots:
-                self._folder(root, self.base + root, linked=root == home)
-            self._copy_large(room)
+                linked = root == home or (root not in self._first and _is_large(root))
+                self._folder(root, self.base + root, linked=linked)
+            self._copy_files(room)
         for folder in self._plain:
             self._files_alone(folder, self.base + folder)
-        self._copy_large(NAMED_BYTES)
+        self._copy_files(NAMED_BYTES)
+        for source, target in reversed(self._folders):  # what is made in a folder changes its time
+            with contextlib.suppress(OSError):
+                shutil.copystat(source, target)
         if kept:
             for path, facts in _walked([self.base + root for root in self.roots], ""):
                 if stat.S_ISREG(facts[0]):
@@ -85,15 +98,20 @@ class Copy:
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     copy_file(path, target)
 
-    def _copy_large(self, room: int) -> None:
+    def _copy_files(self, room: int) -> None:
         left = min(room, shutil.disk_usage(self.base).free // 4)
-        for size, source, target in sorted(self._large):
-            left -= size
-            if left >= 0:
-                copy_file(source, target)
-            elif not _cloned(source, target):
-                os.symlink(source, target)
-        self._large.clear()
+        for size, source, target in sorted(self._files):
+            if size > self._small:
+                left -= size
+            else:
+                self._left[0] -= size
+                self._left[1] -= 1
+            with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+                if (left if size > self._small else min(self._left)) >= 0:
+                    copy_file(source, target)
+                elif not _cloned(source, target):
+                    os.symlink(source, target)
+        self._files.clear()
 
     def led(self, path: str) -> str:
         """Where a path leads from inside the copy."""
@@ -117,11 +135,12 @@ class Copy:
 
     def _folder(self, source: str, target: str, *, linked: bool, depth: int = 0) -> None:
         os.makedirs(target, exist_ok=True)
+        self._folders.append((source, target))
         with os.scandir(source) as found:
             entries = list(found)
         for entry in entries:
             place = f"{target}/{entry.name}"
-            if entry.path.startswith(self._store):
+            if entry.path in self._own:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another program has just removed it
                 if entry.is_symlink():
@@ -130,15 +149,13 @@ class Copy:
                     self._inner(entry.path, place, linked=linked, depth=depth)
                 elif entry.is_file():
                     self._file(entry.path, place, linked=linked)
-        with contextlib.suppress(OSError):
-            shutil.copystat(source, target)
 
     def _files_alone(self, source: str, target: str) -> None:
         os.makedirs(target, exist_ok=True)
         with os.scandir(source) as found:
             for entry in found:
                 place = os.path.join(target, entry.name)
-                if os.path.lexists(place) or entry.path.startswith(self._store):
+                if os.path.lexists(place) or entry.path in self._own:
                     continue  # on the way to a root
                 with contextlib.suppress(OSError):  # another user's
                     if entry.is_file(follow_symlinks=False):
@@ -147,12 +164,32 @@ class Copy:
                         os.symlink(entry.path, place)
 
     def _inner(self, source: str, target: str, *, linked: bool, depth: int) -> None:
-        if self._links <= 0 or is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
+        if _below(self.base, (source,)) or source in self._first:
+            return  # the copy would hold itself; it is there
+        if any(_below(first, (source,)) for first in self._first):
+            with contextlib.suppress(PermissionError):  # the script may stand below all the same
+                self._folder(source, target, linked=linked, depth=depth)
+            return
+        if is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
             os.symlink(source, target)
             return
-        if _below(self.base, (source,)):
-            return  # the copy would hold itself
-        self._folder(source, target, linked=linked or _is_large(source), depth=depth)
+        direct = len(os.listdir(source))
+        if not linked and not _is_large(source):
+            self._folder(source, target, linked=False, depth=depth)
+        elif direct <= self._links if linked else not _is_large(source, self._links // 2):
+            self._folder(source, target, linked=True, depth=depth)
+        elif not linked and direct <= self._links // 2:
+            self._links_alone(source, target)
+        else:
+            os.symlink(source, target)
+
+    def _links_alone(self, source: str, target: str) -> None:
+        os.makedirs(target)
+        self._folders.append((source, target))
+        for name in os.listdir(source):
+            if f"{source}/{name}" not in self._own:
+                self._links -= 1
+                os.symlink(f"{source}/{name}", f"{target}/{name}")
 
     def _link(self, source: str, target: str, depth: int) -> None:
         """A link out of the roots is followed, so that what is written through it stays here."""
@@ -168,14 +205,15 @@ class Copy:
             os.symlink(real, target)
 
     def _file(self, source: str, target: str, *, linked: bool) -> None:
-        size = os.stat(source).st_size
-        if not os.access(source, os.R_OK) or (linked and not _cloned(source, target)):
+        facts = os.stat(source)
+        # What this user may not write stays the other's, unless it is this user's own.
+        is_others = facts.st_uid != os.geteuid() and not os.access(source, os.W_OK)
+        is_apart = is_others or not os.access(source, os.R_OK)
+        if is_apart or (linked and not _cloned(source, target)):
             self._links -= 1
             os.symlink(source, target)
-        elif size > self._small:
-            self._large.append((size, source, target))
         else:
-            copy_file(source, target)
+            self._files.append((facts.st_size, source, target))
 
 
 def copied(
@@ -187,6 +225,7 @@ def copied(
     writable: Iterable[str],
     *,
     only: bool,
+    first: Sequence[str] = (),
 ) -> Copy:
     """Give this process, which must have a single thread, a copy of ``roots`` below ``folder``,
     with less of those that are only ``named``, and of the files that lie in ``plain`` itself.
@@ -199,11 +238,15 @@ def copied(
     for made in (base, temporary):
         shutil.rmtree(made, ignore_errors=True)  # of a way that did not work
         os.makedirs(made)
-    copy = Copy(roots, named, plain, base, str(store.absolute()))
+    if only and len(temporary) >= _SHORT:
+        with contextlib.suppress(OSError):  # named as a folder that goes where this process is gone
+            temporary = tempfile.mkdtemp(prefix=f"ampscope-{os.getpid()}-0-", dir="/tmp")
+    copy = Copy(roots, named, plain, base, str(store.absolute()), first)
     roots = copy.roots
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     before = dict(_walked(roots, str(store.absolute())))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
+    told["temporary"] = temporary
     (folder / _BEFORE).write_text(json.dumps(told))
     # Its first version lets no file be renamed from one folder to another.
     if only or landlock_version() == 2:
@@ -216,6 +259,12 @@ def copied(
         os.environ["TMPDIR"] = temporary
     sys.path[:] = [p if _below(p, (sys.prefix,)) else copy.led(p) for p in sys.path]
     return copy
+
+
+def store_names(store: str) -> frozenset[str]:
+    """What lies beside a store and is ampscope's own."""
+    ends = ("", "-wal", "-shm", "-journal", ".changed", ".capsules")
+    return frozenset(f"{store}{end}" for end in ends if store)
 
 
 def _store_files(store: Path, roots: Sequence[str]) -> list[str]:
@@ -287,8 +336,13 @@ _Facts = tuple[int, int, int, int, str]  # mode, size, time of change in ns, ino
 
 def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
     """Everything below the roots, and they themselves, but for installations and ``store``; of the
-    user's home its own files alone, and no hidden ones: other programs are at work there."""
-    left, count = list(roots), 0
+    user's home its own files alone, and no hidden ones: other programs are at work there. At most
+    COMPARED_ENTRIES."""
+    return itertools.islice(_all_below(roots, store_names(store)), COMPARED_ENTRIES)
+
+
+def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str, _Facts]]:
+    left = list(roots)
     home = os.path.expanduser("~")
     for folder in left:
         with contextlib.suppress(OSError):
@@ -296,14 +350,14 @@ def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
             with os.scandir(folder) as found:
                 entries = list(found)
             for entry in entries:
-                if store and entry.path.startswith(store):
+                if entry.path in own:
                     continue
-                if entry.is_dir(follow_symlinks=False):
-                    if folder != home and not is_installed(entry.path):
-                        left.append(entry.path)
-                elif count < COMPARED_ENTRIES and not (folder == home and entry.name[0] == "."):
-                    count += 1
-                    yield entry.path, _facts(entry.path)
+                with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+                    if entry.is_dir(follow_symlinks=False):
+                        if folder != home and not is_installed(entry.path):
+                            left.append(entry.path)
+                    elif not (folder == home and entry.name[0] == "."):
+                        yield entry.path, _facts(entry.path)
 
 
 def _facts(path: str) -> _Facts:
@@ -337,6 +391,7 @@ def put_back(folder: Path, aside: Path) -> None:
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(facts[0]):
                     os.utime(path, ns=(facts[2], facts[2]))
+    shutil.rmtree(told["temporary"], ignore_errors=True)
     (folder / _BEFORE).unlink(missing_ok=True)
 
 
@@ -349,9 +404,14 @@ def _told(folder: Path) -> Any:
 
 def _differences(told: Any) -> list[tuple[str, _Facts | None, _Facts | None]]:
     """(path, before, now) of what differs; of a folder, its permissions alone: what was made in it
-    is named itself."""
+    is named itself. Where there was more than one walk sees, what is new is not known."""
     before: dict[str, _Facts] = {path: tuple(facts) for path, facts in told["files"].items()}
-    now = dict(_walked(told["roots"], told["store"]))
+    now: dict[str, _Facts] = {}
+    if len(before) < COMPARED_ENTRIES:
+        now.update(_walked(told["roots"], told["store"]))
+    for path in before.keys() - now.keys():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            now[path] = _facts(path)
     found = []
     for path in before.keys() | now.keys():
         old, new = before.get(path), now.get(path)
@@ -373,7 +433,7 @@ def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, a
             return
     if now and stat.S_ISDIR(now[0]):
         os.rmdir(path)  # what was in it is aside
-    elif now:
+    elif os.path.lexists(path) and not (before and stat.S_ISDIR(before[0]) and os.path.isdir(path)):
         os.makedirs(os.path.dirname(aside), exist_ok=True)
         shutil.move(path, aside)
     if before is None:
@@ -388,12 +448,13 @@ def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, a
 
 
 def _as_before(path: str, before: _Facts, copy: str) -> None:
-    """Permissions and time of change. The time stays where the contents are not those of ``copy``:
-    someone has edited the file."""
+    """Permissions and time of change. The time stays where the contents are not those of ``copy``,
+    or there is none: someone may have edited the file."""
     if not stat.S_ISLNK(before[0]):
         os.chmod(path, stat.S_IMODE(before[0]))
-    if stat.S_ISREG(before[0]) and os.path.exists(copy):
-        if not filecmp.cmp(path, copy, shallow=False):
+    if stat.S_ISREG(before[0]):
+        is_known = os.path.isfile(copy) and not os.path.islink(copy)
+        if not is_known or not filecmp.cmp(path, copy, shallow=False):
             return
     elif stat.S_ISDIR(before[0]):
         return  # it changes with each file that anyone makes there
@@ -457,11 +518,11 @@ def _cloned(source: str, target: str) -> bool:
     return True
 
 
-def _is_large(folder: str) -> bool:
+def _is_large(folder: str, most: int = COPIED_ENTRIES) -> bool:
     count = 0
     for _, folders, files in os.walk(folder):
         count += len(folders) + len(files)
-        if count > COPIED_ENTRIES:
+        if count > most:
             return True
     return False
 

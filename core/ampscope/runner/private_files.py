@@ -51,7 +51,8 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/private/tmp")
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "MPLCONFIGDIR",
            "PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH",
            "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
-_HOME_CACHES = (".nv", ".triton", ".config/matplotlib")
+_PARTS = {"HF_HOME": ("hub",), "TORCH_HOME": ("hub",), "XDG_CACHE_HOME": ("huggingface", "torch")}
+_HOME_CACHES = (".nv", ".triton", ".config/matplotlib", ".cache/huggingface", ".cache/torch")
 
 
 class NotPossible(Exception):  # noqa: N818  # the machine does not allow it; not a bug
@@ -108,12 +109,13 @@ def roots_of(workload: str, cwd: str, args: Sequence[str] = ()) -> list[str]:
 
 
 def private_files(
-    workload: str, args: Sequence[str], store: Path, folder: Path, open_store: Callable[[], None]
+    workload: str, args: Sequence[str], store: Path, folder: Path, prepare: Callable[[str], None]
 ) -> View:
     """Give this process, which must have a single thread, a private view; ``folder`` is its own and
-    empty, and thrown away by the caller after :func:`ampscope.runner.private_copy.put_back`. Where
-    files of the store cannot be made afterwards, ``open_store`` is called before. Raises
-    NotPossible."""
+    empty, and thrown away by the caller after :func:`ampscope.runner.private_copy.put_back`. Before
+    a copy is made, ``prepare`` is called with its kind: files of the store cannot be made
+    afterwards, and in a run that is compared nobody else may write. Raises NotPossible."""
+    store = Path(os.path.realpath(store))  # SQLite's files lie beside what a link leads to
     roots = roots_of(workload, os.getcwd(), args)
     reasons = []
     for kind in KINDS:
@@ -122,7 +124,7 @@ def private_files(
         try:
             if kind == OVERLAY:
                 return _overlaid(roots, workload, args, store, folder)
-            open_store()
+            prepare(kind)
             return _copied(kind, roots, workload, args, store, folder)
         except (OSError, AttributeError) as error:  # a function that this system's C library lacks
             reasons.append(f"{kind}: {error}")
@@ -134,9 +136,10 @@ def _overlaid(
 ) -> View:
     if sys.platform != "linux":
         raise OSError("not on this system")
-    if "/" in _stands_in(workload, os.getcwd()):
+    stands = _stands_in(workload, os.getcwd())
+    if "/" in stands:
         raise OSError("no overlay goes over /")
-    found = overlay.overlaid(roots, _caches(), store, folder)
+    found = overlay.overlaid(roots, _caches((*roots, *stands)), store, folder)
     return View(OVERLAY, tuple(roots), found, workload, tuple(args), folder)
 
 
@@ -145,10 +148,15 @@ def _copied(
 ) -> View:
     cwd = os.getcwd()
     folder.mkdir(parents=True, exist_ok=True)
-    plain = [here for here in _stands_in(workload, cwd) if not _below(here, roots)]
-    writable = ["/dev", "/proc", *_caches()]
+    stands = _stands_in(workload, cwd)
+    plain = [here for here in stands if not _below(here, roots)]
+    caches = _caches((*roots, *stands))
+    named = _named(roots, stands, caches)
+    writable = ["/dev", "/proc", *caches]
+    first = sorted({p for p in map(_project, stands) if _below(p, roots)}, key=len)
+    first = [p for p in first if not any(p != other and _below(p, (other,)) for other in first)]
     copy = private_copy.copied(
-        roots, _named(roots), plain, folder, store, writable, only=kind == COPY
+        roots, named, plain, folder, store, writable, only=kind == COPY, first=first
     )
     os.chdir(copy.led(cwd))
     os.environ["PWD"] = os.getcwd()
@@ -172,9 +180,10 @@ def _paths_in(arg: str) -> list[str]:
     return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
 
 
-def _named(roots: list[str]) -> list[str]:
+def _named(roots: list[str], stands: list[str], caches: list[str]) -> list[str]:
     """Folders of this user's that the environment or a small text of the project names (a
-    configuration, a script): Landlock does not keep their times and permissions."""
+    configuration, a script): Landlock does not keep their times and permissions. None that holds
+    a root, or a folder where the script ``stands``: less of a named one is copied."""
     apart_from = (*private_copy.NEVER_LED, *private_copy.NOT_NAMED)
     texts = [value for name, value in os.environ.items() if name not in apart_from]
     for root in roots:
@@ -183,13 +192,13 @@ def _named(roots: list[str]) -> list[str]:
                 texts.append(Path(path).read_text(errors="replace"))
     apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
     system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
-    shared = [os.path.realpath(path) for path in (*_caches(), *system)]
+    shared = [os.path.realpath(path) for path in (*caches, *system)]
     found: list[str] = []
     for path in sorted({p for text in texts for p in private_copy.paths_in(text)}, key=len):
         with contextlib.suppress(OSError, ValueError):
             real = _existing_folder(os.path.realpath(os.path.expanduser(path)))
             is_own = os.stat(real).st_uid == os.geteuid() and os.access(real, os.W_OK)
-            holds = any(_below(other, (real,)) for other in (*roots, *shared))
+            holds = any(_below(other, (real,)) for other in (*roots, *stands, *shared))
             if (
                 is_own
                 and real not in apart
@@ -306,27 +315,32 @@ def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Ado
         return Adopted(writer, store, spec, tuple)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     lock = os.open(folder.with_name(LOCK), flags, 0o600)
-    opened: list[RunWriter] = []
+    opened: list[tuple[RunWriter, Shared]] = []
+
+    def taken(path: Path) -> tuple[RunWriter, Shared]:
+        if not opened:
+            writer = RunWriter(path, run_id)
+            writer.adopt()
+            shared = Shared(lock, run_id, partial(wait_for_the_other, writer))
+            opened.append((writer, shared))
+        return opened[-1]
+
+    def prepare(kind: str) -> None:
+        _, shared = taken(store)
+        if kind == COMPARED:  # each finds the user's files as the one before has left them
+            shared.be_alone()
+
     try:
-        view = private_files(
-            spec.workload, spec.args, store, folder,
-            lambda: opened.append(RunWriter(store, run_id)),
-        )  # fmt: skip
+        view = private_files(spec.workload, spec.args, store, folder, prepare)
     except NotPossible as error:
-        writer = RunWriter(store, run_id)
-        writer.adopt()
-        writer.finish(
+        taken(store)[0].finish(
             State.FAILED,
             f"The run could not have files of its own ({error}): `ampscope diagnose --in-place` "
             "runs the script on yours.",
         )
         return None
     also_at(spec.workload, view.workload)
-    writer = opened[-1] if opened else RunWriter(view.store, run_id)
-    writer.adopt()
-    shared = Shared(lock, run_id, partial(wait_for_the_other, writer))
-    if view.kind == COMPARED:  # each finds the user's files as the one before has left them
-        shared.be_alone()
+    writer, shared = taken(view.store)
     shared.listen()
 
     def notes() -> tuple[str, ...]:
@@ -342,9 +356,11 @@ def wait_for_the_other(writer: RunWriter) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _caches() -> list[str]:
+def _caches(apart: Iterable[str]) -> list[str]:
     """Where downloads and compiled kernels are kept for every run to find. Those that libraries
-    would make are made: in a view they would be a run's own, or could not be."""
+    would make are made: in a view they would be a run's own, or could not be. One that is the
+    temporary folder, or holds the user's home or a folder of ``apart``, is no cache alone: of such
+    a one, what the libraries keep in it."""
     made = [os.path.expanduser("~/.cache")]
     made += [os.environ[name] for name in _CACHES if os.environ.get(name)]
     with contextlib.suppress(OSError, KeyError):  # torch's own default
@@ -354,4 +370,14 @@ def _caches() -> list[str]:
         with contextlib.suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
     found = [os.path.expanduser(f"~/{name}") for name in _HOME_CACHES]
-    return [*made, *found, os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")]
+    for name, parts in _PARTS.items():
+        found += [f"{os.environ[name]}/{part}" for part in parts if os.environ.get(name)]
+    found.append(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    temporary = {os.path.realpath(path) for path in (tempfile.gettempdir(), *_TEMPORARY)}
+    held = [os.path.realpath(path) for path in (os.path.expanduser("~"), *apart)]
+    kept = []
+    for folder in (*made, *found):
+        real = os.path.realpath(folder)
+        if real not in temporary and not any(_below(inner, (real,)) for inner in held):
+            kept.append(folder)
+    return kept
