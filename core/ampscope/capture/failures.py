@@ -152,7 +152,7 @@ class _Original:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self.has_returned = False
-        self.is_scripts = False
+        self.is_scripts: bool | None = False
         self.raised: Exception | None = None
         self.result: Any = None
 

@@ -19,6 +19,7 @@ A tensor that is made of others (a wrapper subclass) has no ops inside: it is op
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -85,11 +86,14 @@ class _OwnOps:
 
 
 _OWN_OPS = _OwnOps()
+_NOTHING: contextlib.nullcontext[None] = contextlib.nullcontext()
 
 
-def own_ops() -> _OwnOps:
-    """Around what an instrument computes; may be entered inside another."""
-    return _OWN_OPS
+def own_ops() -> _OwnOps | contextlib.nullcontext[None]:
+    """Around what an instrument computes; may be entered inside another. Nothing is computed where
+    torch.compile reads the instrument's code as a part of the script's, which it may break at no
+    place: it knows how to enter a context that does nothing."""
+    return _NOTHING if torch.compiler.is_compiling() else _OWN_OPS
 
 
 class script_ops:  # noqa: N801  # as contextlib's; a generator would take 2 us more
