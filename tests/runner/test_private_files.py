@@ -284,7 +284,7 @@ def test_a_report_names_what_was_put_back_and_nothing_else(
     path = project / "train.py"
     path.write_text(HEALTHY + "open('appended.log', 'a').write('x')\nsteps()\n")
     unchanged = diagnosed(path, tmp_path / "runs.db")
-    assert not any("differed" in note for note in unchanged.notes), unchanged.notes
+    assert [note for note in unchanged.notes if "differed" in note] == []
     path.write_text(HEALTHY + f"open('{project}/notes.txt', 'a').write('x')\nsteps()\n")
     named = diagnosed(path, tmp_path / "runs.db")
     (note,) = [note for note in named.notes if "differed" in note]

@@ -37,7 +37,8 @@ COMPARED_ENTRIES = 200_000  # of the user's files
 _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
-NOT_NAMED = ("OLDPWD", "PYTHONPATH")  # what they name is no place of output
+# What they name is no place of output; PWD may be out of date.
+NOT_NAMED = ("PWD", "OLDPWD", "PYTHONPATH", "CONDA_PREFIX", "SHELL", "_")
 NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 # A path in an argument begins at its start, behind a sign, or behind a short option (``-o/a``).
 _SIGNS = r"\s=,;:\"'{}\[\]()"
