@@ -220,6 +220,7 @@ class Copy:
 def copied(
     roots: Sequence[str],
     named: Sequence[str],
+    led: Sequence[str],
     plain: Sequence[str],
     folder: Path,
     store: Path,
@@ -229,7 +230,8 @@ def copied(
     first: Sequence[str] = (),
 ) -> Copy:
     """Give this process, which must have a single thread, a copy of ``roots`` below ``folder``,
-    with less of those that are only ``named``, and of the files that lie in ``plain`` itself.
+    with less of those that are only ``named``, or to which variables are ``led``, and of the files
+    that lie in ``plain`` itself.
     ``only``: nothing but the copy, a temporary folder, the store and what is ``writable`` can be
     written from now on; otherwise :func:`put_back` is what the user's files need afterwards.
     Raises OSError."""
@@ -242,9 +244,11 @@ def copied(
     if only and len(temporary) >= _SHORT:
         with contextlib.suppress(OSError):  # named as a folder that goes where this process is gone
             temporary = tempfile.mkdtemp(prefix=f"ampscope-{os.getpid()}-0-", dir="/tmp")
-    copy = Copy(roots, named, plain, base, str(store.absolute()), first)
-    roots = copy.roots
+    copy = Copy(roots, [*named, *led], plain, base, str(store.absolute()), first)
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
+    # What only a variable names is not compared: the script is led to the copy, and other programs
+    # are at work there, whose files nobody may put back.
+    roots = copy.roots if only else (*roots, *named)
     before = dict(_walked(roots, str(store.absolute())))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
     told["temporary"] = temporary

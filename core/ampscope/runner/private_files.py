@@ -151,12 +151,13 @@ def _copied(
     stands = _stands_in(workload, cwd)
     plain = [here for here in stands if not _below(here, roots)]
     caches = _caches((*roots, *stands))
-    named = _named(roots, stands, caches)
+    named = _named(_of_projects(roots), roots, stands, caches)
+    led = _named(_of_environment(), [*roots, *named], stands, caches)
     writable = ["/dev", "/proc", *caches]
     first = sorted({p for p in map(_project, stands) if _below(p, roots)}, key=len)
     first = [p for p in first if not any(p != other and _below(p, (other,)) for other in first)]
     copy = private_copy.copied(
-        roots, named, plain, folder, store, writable, only=kind == COPY, first=first
+        roots, named, led, plain, folder, store, writable, only=kind == COPY, first=first
     )
     os.chdir(copy.led(cwd))
     os.environ["PWD"] = os.getcwd()
@@ -165,8 +166,8 @@ def _copied(
         os.environ.setdefault("TRITON_CACHE_DIR", f"{tempfile.gettempdir()}/triton")
     if not workload.startswith("-m "):
         workload = copy.led(os.path.abspath(workload))
-    led = tuple(copy.led_text(arg) for arg in args)
-    return View(kind, tuple(roots), store, workload, led, folder)
+    own_args = tuple(copy.led_text(arg) for arg in args)
+    return View(kind, tuple(roots), store, workload, own_args, folder)
 
 
 # ---- which folders ---------------------------------------------------------------------------
@@ -180,16 +181,26 @@ def _paths_in(arg: str) -> list[str]:
     return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
 
 
-def _named(roots: list[str], stands: list[str], caches: list[str]) -> list[str]:
-    """Folders of this user's that the environment or a small text of the project names (a
-    configuration, a script): Landlock does not keep their times and permissions. None that holds
-    a root, or a folder where the script ``stands``: less of a named one is copied."""
+def _of_environment() -> list[str]:
+    """Values of variables that may name a place of output."""
     apart_from = (*private_copy.NEVER_LED, *private_copy.NOT_NAMED)
-    texts = [value for name, value in os.environ.items() if name not in apart_from]
+    return [value for name, value in os.environ.items() if name not in apart_from]
+
+
+def _of_projects(roots: list[str]) -> list[str]:
+    """Small texts of the project: configurations, scripts."""
+    texts = []
     for root in roots:
         for path in private_copy.small_texts(root):
             with contextlib.suppress(OSError):
                 texts.append(Path(path).read_text(errors="replace"))
+    return texts
+
+
+def _named(texts: list[str], roots: list[str], stands: list[str], caches: list[str]) -> list[str]:
+    """Folders of this user's that the texts name: Landlock does not keep their times and
+    permissions. None that holds a root, or a folder where the script ``stands``: less of a named
+    one is copied."""
     apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
     system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
     shared = [os.path.realpath(path) for path in (*caches, *system)]
