@@ -536,6 +536,23 @@ def test_a_store_may_be_a_link(kind: str, tmp_path: Path) -> None:
         assert db.execute("select count(*) from a").fetchone() == (0,)
 
 
+def test_what_only_a_variable_names_is_not_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program is at work there; the script itself is led to the copy."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/log").write_text("log")
+    monkeypatch.setenv("RESULTS", str(tmp_path / "others"))
+    code = (
+        "open(os.environ['RESULTS'] + '/log', 'a').write('x')\n"
+        f"open('{tmp_path}/others/ne' + 'w', 'w').write('by another program')"
+    )
+    in_view(COMPARED, tmp_path / "here", code)
+    assert (tmp_path / "others/log").read_text() == "log"
+    assert (tmp_path / "others/new").read_text() == "by another program"
+
+
 def test_a_file_beyond_the_walk_s_limit_is_neither_new_nor_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -549,7 +566,7 @@ def test_a_file_beyond_the_walk_s_limit_is_neither_new_nor_moved(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = tree(here)
-    copied([str(here)], [], [], base, tmp_path / "runs.db", [], only=False)
+    copied([str(here)], [], [], [], base, tmp_path / "runs.db", [], only=False)
     told = json.loads((base / "before.json").read_text())
     seen = [path for path in told["files"] if path != str(here)]
     os.unlink(min(seen))
