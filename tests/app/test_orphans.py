@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ampscope.records import State
 from ampscope.store.processes import whose
@@ -65,19 +68,16 @@ def test_all_runs_are_stopped_from_the_command_line(tmp_path: Path) -> None:
     assert run_command("runs", "stop", "--store", store).returncode == 2
 
 
-def test_a_run_goes_on_after_its_command_line_and_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them there alone")
+def test_a_run_ends_with_its_command_line_and_keeps_its_steps(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     name = workload_file(tmp_path, "slow", "time.sleep(0.1)")
     with terminal(store, "probe", name, "--precision", "fp32", "--steps", 9000) as process:
         (run_id,) = started_runs(store, 1)
-        wait_until(store, run_id, lambda info: info.steps_done > 0)
+        child = wait_until(store, run_id, lambda info: info.steps_done > 0)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with Reader(store) as reader:
-            info = reader.run(run_id)
-        assert info.state is State.RUNNING
-        assert "has ended" in whose(info.pid) or "started by" in whose(info.pid)
-        assert run_command("runs", "stop", "--all", "--store", store).returncode == 0
         info = wait_until(store, run_id)
-    assert info.state is State.CANCELLED
-    assert info.message.startswith("Cancelled ")
+    assert info.state is State.LOST
+    assert info.steps_done >= child.steps_done
+    assert "has ended" in whose(info.pid) or not whose(info.pid)

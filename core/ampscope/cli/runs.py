@@ -113,7 +113,7 @@ def cancel(run: str, store: Path) -> None:
 @click.option("--all", "every", is_flag=True, help="All that wait or work.")
 @store_option
 def stop(run: tuple[str, ...], every: bool, store: Path) -> None:
-    """Ask runs to stop, no matter who started them: also those whose command line was killed."""
+    """Ask runs to stop, no matter who started them."""
     if bool(run) == every:
         raise BadInput("Name runs to stop, or say --all.")
     with Reader(store) as reader:
