@@ -38,7 +38,7 @@ RUN case "${TORCH_INDEX}" in \
 # Dependencies in a layer of their own: it is rebuilt only when they change. The lock has the hashes
 # of the wheels that were tested (for this image's Python, on x86-64); on another processor the
 # versions of requirements.txt are installed without hashes.
-COPY requirements.txt requirements.lock requirements-build.txt ./
+COPY requirements.txt requirements.lock .ci/requirements-build.txt ./
 RUN pip install --index-url "${TORCH_INDEX}" "$(grep '^torch==' requirements.txt)" \
     && if [ "$(uname -m)" = x86_64 ]; then \
          pip install --require-hashes --no-deps -r requirements.lock; \

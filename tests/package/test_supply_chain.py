@@ -60,9 +60,9 @@ def test_the_image_and_the_actions_are_named_by_what_cannot_be_moved() -> None:
 
 def test_what_builds_the_package_is_pinned() -> None:
     one = re.compile(r"([a-z-]+)==([0-9.]+) --hash=sha256:[0-9a-f]{64}")
-    matches = [one.fullmatch(line) for line in pinned("requirements-build.txt")]
+    matches = [one.fullmatch(line) for line in pinned(".ci/requirements-build.txt")]
     built = {found[1]: found[2] for found in matches if found is not None}
-    assert len(built) == len(pinned("requirements-build.txt"))
+    assert len(built) == len(pinned(".ci/requirements-build.txt"))
     wanted = f"hatchling=={built['hatchling']}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["build-system"]["requires"] == [wanted]
@@ -72,7 +72,7 @@ def test_what_builds_the_package_is_pinned() -> None:
     docker = (ROOT / "Dockerfile").read_text()
     assert "--require-hashes --no-deps -r requirements-build.txt" in docker
     assert "--no-build-isolation --no-deps ." in docker
-    assert "!requirements-build.txt" in (ROOT / ".dockerignore").read_text()
+    assert "!.ci/requirements-build.txt" in (ROOT / ".dockerignore").read_text()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
