@@ -672,9 +672,10 @@ def show_controls(case: Case, report: DiagnosisResult) -> None:
         chart.show(figure, "controls", lambda: _losses(recorded), key="dx-controls")
     cured = fix_words.chosen(report)
     fixed = case.run_of(cured.control) if cured is not None else None
-    if fixed is not None and fixed.steps_done and case.head.steps_done:
+    beside = links.EXTENSION_ENTRIES.get("two_runs")
+    if beside and fixed is not None and fixed.steps_done and case.head.steps_done:
         label = "Unchanged and fixed, side by side"
-        links.link(links.TWO_RUNS, label, run=case.head.id, second=fixed.id)
+        links.link(beside, label, run=case.head.id, second=fixed.id)
     rows = [map(escape, fix_words.control_row(report, control)) for control in recorded]
     table = pd.DataFrame(rows, columns=list(fix_words.CONTROL_COLUMNS))
     st.table(table.set_index("Control"), border="horizontal")

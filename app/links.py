@@ -18,6 +18,7 @@ from typing import Generic, TypedDict, TypeVar, Unpack
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from ampscope import extensions
 from ampscope.lessons.catalog import LESSONS
 from app.text import code, cut, escape
 
@@ -289,7 +290,6 @@ GRADIENTS = _entry("gradients", "Gradients", "blur_on", within="Trainings")
 LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", within="Trainings")
 TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
 SOURCE = _entry("source", "Source", "code", within="Trainings")
-TWO_RUNS = _entry("two_runs", "Two runs", "difference", within="Trainings")
 COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
 BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
@@ -307,6 +307,12 @@ CLASSROOM = _entry("classroom", "Class", "groups", "Learn")
 ZOO = _entry("zoo", "Zoo", "pets", "Learn")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
 FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", within="Reference")
+# By the page's name; those of extensions that are there.
+EXTENSION_PAGES = {page.name: page for page in extensions.pages()}
+EXTENSION_ENTRIES = {
+    page.name: _entry(page.name, page.title, page.icon, within=page.within)
+    for page in EXTENSION_PAGES.values()
+}
 
 ENTRIES = (
     HOME,
@@ -319,7 +325,6 @@ ENTRIES = (
     LOSS_SCALE,
     TELEMETRY,
     SOURCE,
-    TWO_RUNS,
     COMPARE,
     BATCH_SIZE,
     HARDWARE,
@@ -330,5 +335,6 @@ ENTRIES = (
     CLASSROOM,
     OP_LISTS,
     FRAMEWORKS,
+    *EXTENSION_ENTRIES.values(),
 )
 MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}

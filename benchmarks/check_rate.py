@@ -39,7 +39,7 @@ torch.save(made, path) if path.endswith(".pt") else save_file(made, path)
 _CHECK = """
 import json, resource, sys, time
 from pathlib import Path
-from ampscope.checkpoints.check import check_checkpoint
+from ampscope.ext.checkpoints.check import check_checkpoint
 from ampscope.cli.main import main
 def cpu():
     used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from contest import setting
 
-from ampscope.launcher.diff_runs import Options, Side, SideRuns, compared_sides
+from ampscope.ext.diff.runs import Options, Side, SideRuns, compared_sides
 from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns
 from ampscope.records import OP_STEP, RunSpec
 

@@ -33,14 +33,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ampscope.checkpoints.healthy import KEPT, MARKER, last_healthy
+from ampscope.healthy import KEPT, MARKER, last_healthy
 
 OUT = Path(__file__).resolve().parent / "results" / "kill_checkpoint.json"
 WORDS = 40_000
 _CHILD = f"""
 import shutil, sys
 from pathlib import Path
-from ampscope.checkpoints.healthy import mark_healthy
+from ampscope.healthy import mark_healthy
 folder, step = Path(sys.argv[1]), int(sys.argv[2])
 while True:
     made = folder / f"checkpoint-{{step}}"

@@ -41,9 +41,9 @@ from typing import Any
 
 from ampscope.causes import CAUSES
 from ampscope.errors import BadInput
+from ampscope.ext.preflight.checks import check_source
+from ampscope.ext.preflight.source import Source, read_source
 from ampscope.hardware.describe import describe_machine, one_line
-from ampscope.preflight.checks import check_source
-from ampscope.preflight.source import Source, read_source
 from benchmarks.faults import planting
 
 LABELS = Path(__file__).parent / "preflight_labels.json"

@@ -1,6 +1,7 @@
 """Two runs: one beside the other, from the loss down to one module's histograms."""
 
-from app import states, two_runs
+from app import states
+from app.ext import two_runs
 from app.runs import run_page
 
 run = run_page.open_run("Two runs")

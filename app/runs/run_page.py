@@ -101,7 +101,10 @@ def pages_of(run: RunInfo) -> list[links.Entry]:
         (run.steps_done > 0, links.LOSS_SCALE),
         ("module" in held or _has_kernels(run), links.LAYERS),
         ("telemetry" in held, links.TELEMETRY),
-        (run.steps_done > 0, links.TWO_RUNS),
+        *(
+            (run.steps_done > 0 and page.of_run, links.EXTENSION_ENTRIES[name])
+            for name, page in links.EXTENSION_PAGES.items()
+        ),
     )
     return [entry for there, entry in wanted if there]
 

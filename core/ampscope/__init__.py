@@ -15,7 +15,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as typing's; the import of typing is a third of this package's
 
 if TYPE_CHECKING:
-    from ampscope.checkpoints.healthy import last_healthy
+    from ampscope.healthy import last_healthy
     from ampscope.store.importing import opened as open_store
     from ampscope.watcher.alarms import AlarmBounds
     from ampscope.watcher.capsule import CapsuleLimits
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> object:
 
         return opened
     if name == "last_healthy":
-        from ampscope.checkpoints.healthy import last_healthy
+        from ampscope.healthy import last_healthy
 
         return last_healthy
     if name in _OF_WATCHER:

@@ -76,6 +76,18 @@ CAUSES: dict[str, Cause] = {cause.name: cause for cause in _CAUSES}
 LIST_VERSION = 3  # of the codes; a new cause raises it
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What is reported of a source that was not run. ``level`` is SARIF's: error, warning or note."""
+
+    code: str  # "PRE001", or that of a cause
+    name: str
+    title: str
+    level: str
+    evidence: str  # what in the source shows it
+    remedy: str
+
+
 def find_cause(text: str) -> Cause:
     """By code ("AMP012", "amp12", "12") or name. Raises BadInput for a text that is neither."""
     wanted = text.strip().lower()

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from ampscope.store.processes import is_alive, process_start_time
 
+LARGEST_SOURCE = 2**21  # bytes of a Python file; scripts that people write are far below it
+
 # A file that is written appears whole under its name, or what was there before stays.
 
 

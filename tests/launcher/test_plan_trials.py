@@ -16,12 +16,12 @@ from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, judged
 from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.diagnosis.result import DiagnosisResult, report_of
+from ampscope.ext.jobs.submitted_runs import SubmittedRuns
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
 from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
-from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
 from ampscope.records import HALF_FROM, JUDGED_RANK, Machine, RunInfo, RunSpec, State
 from ampscope.report.fix_words import chosen, each_run

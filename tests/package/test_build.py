@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # What reads files of the repository that are neither code nor documents.
 OWN_TESTS = ("tests/package/test_supply_chain.py", "tests/package/test_docs.py",
-             "tests/cli/test_budget.py", "tests/preflight/test_command.py")  # fmt: skip
+             "tests/ext/budget/test_command.py", "tests/ext/preflight/test_command.py")  # fmt: skip
 OF_DEVELOPMENT = {"tests", "benchmarks", "docs", "examples", ".ci", ".github", "Dockerfile"}
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
+from ampscope.healthy import mark_healthy
 from ampscope.watcher.alarms import AmpscopeWarning
 from tests.helpers.watched import recorded, small_net
 
@@ -125,7 +125,7 @@ def test_what_is_asked_wrongly(tmp_path: Path) -> None:
 _ROTATING = """
 import shutil, sys
 from pathlib import Path
-from ampscope.checkpoints.healthy import mark_healthy
+from ampscope.healthy import mark_healthy
 folder = Path(sys.argv[1])
 print("started", flush=True)
 for step in range(10**9):

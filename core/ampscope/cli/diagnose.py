@@ -12,13 +12,14 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from ampscope import extensions
 from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, memory_limit_option, store_option
 from ampscope.cli.progress import say_unused_gpu
@@ -27,20 +28,18 @@ from ampscope.diagnosis.findings import Diagnosis
 from ampscope.diagnosis.load import judge_again
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
-from ampscope.files import write_whole
+from ampscope.files import LARGEST_SOURCE, write_whole
 from ampscope.frameworks.adapters import parse
 from ampscope.frameworks.pythons import TORCH, framework_of
 from ampscope.launcher.children import child_environment, ends_with_us, started
 from ampscope.launcher.launch import check_memory_limit
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
-from ampscope.launcher.submitted_runs import ENGINES
 from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
-from ampscope.preflight.source import LARGEST
 from ampscope.records import AUTO, RunSpec, State
 from ampscope.report import fix_words
-from ampscope.report.contract import to_json, to_sarif
+from ampscope.report.contract import to_json
 from ampscope.report.document import visible
 from ampscope.report.terminal import print_cause, print_report
 
@@ -73,9 +72,10 @@ def checked_script(script: str, instead: str = "") -> str:
         raise BadInput(f"{script} is not a file.")
     try:
         size = path.stat().st_size
-        if size > LARGEST:  # parsing 100 MB takes minutes and gigabytes
+        if size > LARGEST_SOURCE:  # parsing 100 MB takes minutes and gigabytes
             raise BadInput(
-                f"{script} is too large for a script: {size:,} bytes; the limit is {LARGEST:,}."
+                f"{script} is too large for a script: {size:,} bytes; the limit is "
+                f"{LARGEST_SOURCE:,}."
             )
         text = path.read_bytes()
     except OSError as error:
@@ -151,6 +151,18 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _document_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``--sarif FILE`` and what else extensions write of a diagnosis."""
+    for word in extensions.documents():
+        option = click.option(
+            f"--{word}",
+            type=click.Path(path_type=Path),
+            help=f"Write the findings there as {word.upper()}, for other programs.",
+        )
+        command = option(command)
+    return command
+
+
 @click.command(context_settings=_SCRIPT)
 @click.argument("script", required=False, default="")
 @click.option(
@@ -166,7 +178,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--on",
-    type=click.Choice(ENGINES),
+    type=click.Choice(tuple(extensions.job_engines())),
     help="Run the baseline, the controls and the fixes side by side as jobs: of Slurm or of this "
     "machine through submitit, or of a Ray cluster.",
 )
@@ -176,12 +188,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Path(path_type=Path, allow_dash=True),
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
 )
-@click.option(
-    "--sarif",
-    "sarif_out",
-    type=click.Path(path_type=Path),
-    help="Write the findings there as SARIF 2.1.0, for code scanning.",
-)
+@_document_options
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
 @click.option(
     "--again", is_flag=True, help="SCRIPT is a run: judge its evidence by the rules of today."
@@ -205,9 +212,9 @@ def diagnose(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
     time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
     quiet: bool, store: Path,
-    json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
+    json_out: Path | None, no_verify: bool, again: bool, strict: bool,
     capsule: Path | None, trust: str, on: str | None, time_s: float,
-    in_place: bool,
+    in_place: bool, **documents: Path | None,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -215,7 +222,7 @@ def diagnose(
 
     Exit status: 0 no fault, 1 fault found, 2 could not run or undetermined.
     """
-    output = Output(json_out, sarif_out)
+    output = Output(json_out, documents)
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     so_far: list[DiagnosisResult] = []
@@ -494,14 +501,17 @@ PIPE_WIDTH = 120  # columns where no terminal sets them
 
 
 class Output:
-    """The report and its JSON. Raises BadInput at once for a place that cannot be written.
+    """The report, its JSON, and the documents of extensions (their option -> the file). Raises
+    BadInput at once for a place that cannot be written.
 
     JSON on standard output has it for itself; the report then goes to standard error.
     """
 
-    def __init__(self, json_out: Path | None, sarif_out: Path | None = None) -> None:
-        self._json_out, self._sarif_out = json_out, sarif_out
-        for out in (json_out, sarif_out):
+    def __init__(
+        self, json_out: Path | None, documents: Mapping[str, Path | None] | None = None
+    ) -> None:
+        self._json_out, self._documents = json_out, documents or {}
+        for out in (json_out, *self._documents.values()):
             if out is None or (out == STANDARD_OUTPUT and out is json_out):
                 continue
             if os.path.isdir(out):
@@ -513,9 +523,10 @@ class Output:
                 raise BadInput(f"Cannot write {out}: permission denied.")
 
     def write(self, report: DiagnosisResult) -> None:
-        """JSON and SARIF, where they were asked for. Raises BadInput when one cannot be written."""
-        if self._sarif_out is not None:
-            _write(self._sarif_out, to_sarif(report))
+        """What was asked for. Raises BadInput when one cannot be written."""
+        for word, out in self._documents.items():
+            if out is not None:
+                _write(out, extensions.load(extensions.documents()[word])(report))
         if self._json_out == STANDARD_OUTPUT:
             click.echo(to_json(report))
         elif self._json_out is not None:

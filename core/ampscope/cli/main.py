@@ -36,43 +36,36 @@ if sys.argv[0].rpartition("/")[2] in ("ampscope", "-m", "main.py"):  # not where
 # The imports below take a moment, in which a signal must end the command already.
 
 import errno
-import importlib
 from typing import Any
 
 import click
 
-from ampscope import __version__
+from ampscope import __version__, extensions
 from ampscope.errors import AmpscopeError
 from ampscope.files import remove_leftovers
 from ampscope.report.document import visible
 
 EXIT_BAD_INPUT = 2
 UNUSABLE = (errno.EACCES, errno.ENAMETOOLONG)  # Path.is_file and its like raise these
-# Command -> the module below ampscope.cli that has it, and its name there. A module is imported
-# when its command is asked for: all of them together take a second of processor time.
+# Command -> the module that has it, and its name there. A module is imported when its command is
+# asked for: all of them together take a second of processor time.
 COMMANDS = {
-    "diagnose": "diagnose:diagnose",
-    "budget": "budget:budget",
-    "diff": "diff:diff",
-    "preflight": "preflight:preflight",
-    "check": "check:check",
-    "explain": "zoo:explain",
-    "run": "diagnose:run_script",
-    "probe": "probe:probe",
-    "replay": "diagnose:replay",
-    "runs": "runs:runs",
-    "report": "export:report",
-    "import": "runs:import_runs",
-    "export": "export:export",
-    "metrics": "export:metrics",
-    "zoo": "zoo:zoo",
-    "compare": "compare:compare",
-    "batch-size": "compare:batch_size",
-    "tensor-cores": "hardware:cores",
-    "hardware": "hardware:hardware",
-    "frameworks": "frameworks:frameworks",
-    "mcp": "mcp:mcp",
-    "dashboard": "dashboard:dashboard",
+    "diagnose": "ampscope.cli.diagnose:diagnose",
+    "explain": "ampscope.cli.zoo:explain",
+    "run": "ampscope.cli.diagnose:run_script",
+    "probe": "ampscope.cli.probe:probe",
+    "replay": "ampscope.cli.diagnose:replay",
+    "runs": "ampscope.cli.runs:runs",
+    "report": "ampscope.cli.report:report",
+    "import": "ampscope.cli.runs:import_runs",
+    "zoo": "ampscope.cli.zoo:zoo",
+    "compare": "ampscope.cli.compare:compare",
+    "batch-size": "ampscope.cli.compare:batch_size",
+    "tensor-cores": "ampscope.cli.hardware:cores",
+    "hardware": "ampscope.cli.hardware:hardware",
+    "frameworks": "ampscope.cli.frameworks:frameworks",
+    "dashboard": "ampscope.cli.dashboard:dashboard",
+    **extensions.commands(),
 }
 _UNKNOWN: Any = getattr(click.exceptions, "NoSuchCommand", ())  # of click 8.5 or newer
 FORMER = {"cores": "tensor-cores"}  # accepted for one more version, and not listed
@@ -88,8 +81,7 @@ class _Group(click.Group):
         where = COMMANDS.get(FORMER.get(cmd_name, cmd_name))
         if where is None:
             return None
-        module, _, name = where.partition(":")
-        command: click.Command = getattr(importlib.import_module(f"ampscope.cli.{module}"), name)
+        command: click.Command = extensions.load(where)
         return command
 
     def resolve_command(

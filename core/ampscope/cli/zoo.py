@@ -15,11 +15,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ampscope.causes import CAUSES, Cause, find_cause
+from ampscope import extensions
+from ampscope.causes import CAUSES, Cause, Code, find_cause
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
-from ampscope.preflight.codes import CODES, Code
 from ampscope.record_json import dumps
 from ampscope.rules.catalog import NAMES, all_rules, patches, sections
 
@@ -119,7 +119,7 @@ def summary(found: list[Score]) -> list[str]:
 def explain(cause: str | None) -> None:
     """Explain a root cause or a code of preflight by its CODE (AMP012, PRE001) or name; without
     one, list all of them."""
-    own = [code for code in CODES.values() if code.name not in CAUSES]
+    own = [code for code in extensions.codes().values() if code.name not in CAUSES]
     if cause is None:
         listed: list[Cause | Code] = [*CAUSES.values(), *own]
         for known in listed:
@@ -151,10 +151,10 @@ def explained(cause: Cause) -> str:
     (rule,) = (rule for rule in all_rules() if rule.id == cause.name)
     for heading, text in sections(rule.documentation):
         parts.append(f"{heading}\n{_wrapped(text, '  ')}")
-    code = "\n\n".join(patch.rstrip() for patch in patches(cause.name))
-    parts.append("Code\n" + textwrap.indent(code, "  "))
-    if cause.name in CODES:
-        parts.append(f"What preflight sees\n{_wrapped(CODES[cause.name].evidence, '  ')}")
+    pasted = "\n\n".join(patch.rstrip() for patch in patches(cause.name))
+    parts.append("Code\n" + textwrap.indent(pasted, "  "))
+    if code := extensions.codes().get(cause.name):
+        parts.append(f"What preflight sees\n{_wrapped(code.evidence, '  ')}")
     from ampscope.zoo.score import examples_of
 
     if examples := examples_of(cause.name):

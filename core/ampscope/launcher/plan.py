@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ampscope import extensions
 from ampscope.analysis.compiled_runs import (
     AOT_EAGER,
     AOT_TAPPED,
@@ -59,7 +60,6 @@ from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
-from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.store.writer import keep_conclusion
@@ -195,7 +195,7 @@ class DiagnosisPlan:
 
     def ahead(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
-        if isinstance(self.runs, SubmittedRuns) and not self.runs.share_a_gpu():
+        if self.runs.are_jobs and not self.runs.share_a_gpu():
             parent = self.done["as_is"].info.id
             for control in controls:
                 if control not in self.views and control not in self._ahead:
@@ -475,7 +475,7 @@ def run_diagnosis(
     verify: bool = True, on: str = "", hear: Hear = _silent, in_place: bool = False,
 ) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
-    ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine.
+    ``on`` names an engine whose jobs the runs are, of an extension; "": this machine.
     ``in_place`` lets the script write the user's own files.
     ``hear`` gets the verdict as soon as something is wrong or a cause is known, and again whenever
     another run has ended: whatever ends the diagnosis before its time, the last of these is stored
@@ -537,8 +537,8 @@ def _begun(
 ) -> DiagnosisPlan:  # fmt: skip
     """A plan whose first two runs have ended."""
     first = replace(spec, control="as_is")
-    runs = (
-        SubmittedRuns(first, store, on)
+    runs: ScriptRuns = (
+        extensions.load(extensions.job_engines()[on])(first, store, on)
         if on
         else ScriptRuns(first, store, private=True, in_place=in_place)
     )

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
-from ampscope import sarif
 from ampscope.causes import CAUSES
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
@@ -103,45 +99,6 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
         "fix": fix,
         "consequences": [_finding(c, report, first=False) for c in finding.consequences],
     }
-
-
-def to_sarif(report: DiagnosisResult) -> str:
-    """The findings as a SARIF 2.1.0 log, latent ones as warnings, each at its line of the script
-    where one is known. What could not be judged is a notification."""
-    found = [(f, "error") for f in report.diagnosis.findings]
-    found += [(f, "warning") for f in report.diagnosis.latent]
-    names = sorted({finding.cause for finding, _ in found})
-    rules = [
-        sarif.Rule(
-            CAUSES[name].code,
-            name,
-            CAUSES[name].title,
-            CAUSES[name].definition,
-            f"ampscope explain {CAUSES[name].code}",
-            "error",
-        )
-        for name in names
-    ]
-    results = [_sarif_result(finding, level, report) for finding, level in found]
-    notes = [report.undecided] if report.undecided else []
-    return json.dumps(sarif.log(rules, results, notes), indent=2)
-
-
-def _sarif_result(finding: Finding, level: str, report: DiagnosisResult) -> sarif.SarifResult:
-    """``verdict.line`` is "train.py:18", named from the script's folder."""
-    file, _, number = finding.verdict.line.rpartition(":")
-    script = Path(report.script)
-    path = script.parent / file if file and number.isdecimal() else script
-    shown = os.path.relpath(path) if path.is_absolute() else str(path)
-    if shown.startswith(".."):
-        shown = str(path)
-    return sarif.SarifResult(
-        CAUSES[finding.cause].code,
-        level,
-        finding.verdict.reason,
-        shown,
-        int(number) if number.isdecimal() else 0,
-    )
 
 
 def _lead(report: DiagnosisResult) -> dict[str, Any] | None:

@@ -40,8 +40,8 @@ from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.capture.user_objects import IdSet, groups_of
-from ampscope.checkpoints.healthy import mark_healthy
 from ampscope.errors import BadInput
+from ampscope.healthy import mark_healthy
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, read_too, sample_telemetry

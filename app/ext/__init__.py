@@ -1,0 +1,1 @@
+"""What the pages of extensions show. A page whose extension is not there is not listed."""

@@ -1,1 +1,0 @@
-"""What a coding agent may ask ampscope for, over the Model Context Protocol (docs/agents.md)."""

@@ -1,1 +1,0 @@
-"""Checkpoints, read without loading them: what they hold, and whether they are poisoned."""

@@ -1,5 +1,0 @@
-"""A recorded run in the form that another program reads: TensorBoard, MLflow, Trackio, Weights
-& Biases, Prometheus.
-
-Gradients leave this room *unscaled*: what the loss scale had multiplied is divided by it again.
-"""

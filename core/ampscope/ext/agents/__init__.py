@@ -1,0 +1,5 @@
+"""What a coding agent may ask ampscope for, over the Model Context Protocol (docs/agents.md)."""
+
+from ampscope.extensions import Extension
+
+EXTENSION = Extension(docs="docs/agents.md", commands={"mcp": "ampscope.ext.agents.cli:mcp"})

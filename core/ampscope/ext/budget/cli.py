@@ -1,0 +1,278 @@
+"""``ampscope budget``: a script against the limits of its project, and against a base commit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from ampscope.analysis.run_view import RunView
+from ampscope.cli.diagnose import checked_limits, checked_script
+from ampscope.cli.options import own_table, store_option
+from ampscope.cli.progress import say_unused_gpu
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.errors import BadInput
+from ampscope.ext.budget.budgets import (
+    Budgets,
+    Outcome,
+    budgets_of,
+    judge_islands,
+    judge_lost,
+    judge_time,
+)
+from ampscope.ext.preflight import junit, sarif
+from ampscope.files import write_whole
+from ampscope.launcher.children import child_environment, started
+from ampscope.launcher.plan import run_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.records import AUTO, RunSpec
+from ampscope.report.document import visible
+from ampscope.store.reader import Reader
+
+EXIT_KEPT, EXIT_EXCEEDED, EXIT_NOT_MEASURED = 0, 1, 2
+ROUNDS = 3  # of head and base, interleaved
+_CODES = {
+    "lost_gradients": ("BUD001", "Gradients lost to half precision"),
+    "new_fp32_islands": ("BUD002", "A new fp32 island"),
+    "step_time_ratio": ("BUD003", "Slower steps than the base"),
+}
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--base", help="A commit or branch of the script's git repository, or a folder.")
+@click.option("--steps", default=30, show_default=True, help="Optimizer steps of each run.")
+@click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="A pyproject.toml.  [default: the nearest above SCRIPT]",
+)
+@click.option("--junit", "junit_out", type=click.Path(path_type=Path), help="Write JUnit XML.")
+@click.option("--sarif", "sarif_out", type=click.Path(path_type=Path), help="Write SARIF 2.1.0.")
+@store_option
+def budget(
+    script: str, args: tuple[str, ...], base: str | None, steps: int, time_limit: float,
+    config: Path | None, junit_out: Path | None, sarif_out: Path | None, store: Path,
+) -> None:  # fmt: skip
+    """Run SCRIPT and compare what its mixed precision costs with [tool.ampscope.budget].
+
+    Exit status: 0 all budgets kept, 1 one exceeded, 2 bad input or not measured.
+    """
+    checked_limits(steps, time_limit, 0)
+    path = checked_script(script)
+    limits = _limits(Path(path), config)
+    if limits.need_base and base is None:
+        raise BadInput(
+            f"{' and '.join(limits.need_base)} are measured against a base: name one with "
+            "--base, as in --base origin/main."
+        )
+    spec = RunSpec(
+        workload=path, kind="script", steps=steps, policy="auto", time_limit_s=time_limit,
+        args=args, label=Path(path).name, precision="as_is", group=os.urandom(4).hex(),
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(_at_base(Path(path), base)) if base is not None else None
+        outcomes = _measured(limits, spec, other, store)
+    for outcome in outcomes:
+        word = {True: "kept", False: "EXCEEDED", None: "not measured"}[outcome.kept]
+        click.echo(f"{outcome.name}: {word}. {visible(outcome.sentence)}")
+    _write(junit_out, _junit(outcomes))
+    _write(sarif_out, json.dumps(_sarif(outcomes, Path(path)), indent=2))
+    if any(outcome.kept is False for outcome in outcomes):
+        sys.exit(EXIT_EXCEEDED)
+    sys.exit(EXIT_NOT_MEASURED if any(o.kept is None for o in outcomes) else EXIT_KEPT)
+
+
+def _limits(script: Path, config: Path | None) -> Budgets:
+    if config is None:
+        files = (folder / "pyproject.toml" for folder in script.parents)
+        config = next((file for file in files if os.path.isfile(file)), None)
+        if config is None:
+            raise BadInput(
+                f"There is no pyproject.toml above {script}: set budgets in its table "
+                "[tool.ampscope.budget], or name one with --config."
+            )
+    return budgets_of(own_table(config, "budget"), str(config))
+
+
+# ---- the base
+
+
+@contextlib.contextmanager
+def _at_base(script: Path, base: str) -> Iterator[Path]:
+    """The unchanged script at the base. A commit's files are unpacked into a folder that is removed
+    again; the repository is only read. Raises BadInput with what is missing."""
+    top = _git(script.parent, "rev-parse", "--show-toplevel")
+    root = Path(top.strip()) if top is not None else None
+    inside = script.resolve().relative_to(root.resolve()) if root is not None else Path(script.name)
+    if os.path.isdir(base):
+        found = Path(base).absolute() / inside
+        if not os.path.isfile(found):
+            raise BadInput(f"There is no {inside} in {base}.")
+        yield found
+        return
+    if root is None:
+        raise BadInput(f"{base} is no folder, and {script} is in no git repository.")
+    commit = _git(
+        root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"
+    )
+    if commit is None:
+        raise BadInput(f"There is no commit {base} in {root}: fetch it, or name another base.")
+    packed = subprocess.run(
+        ["git", "-C", str(root), "archive", "--format=tar", commit.strip()],
+        capture_output=True,
+        check=False,
+    )
+    if packed.returncode:
+        raise BadInput(f"git cannot read the files of {base}: {packed.stderr.decode().strip()}")
+    with tempfile.TemporaryDirectory(prefix="ampscope-base-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            # Python before 3.11.4 has no filters; there the attribute does nothing.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(folder)
+        found = Path(folder, inside)
+        if not found.is_file():
+            raise BadInput(f"There is no {inside} at {base}: name a base that has the script.")
+        yield found
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    """What git prints; None where it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *command], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise BadInput(f"Cannot start git: {error.strerror}.") from error
+    return done.stdout if done.returncode == 0 else None
+
+
+# ---- measuring
+
+
+def _measured(limits: Budgets, spec: RunSpec, base: Path | None, store: Path) -> list[Outcome]:
+    say_unused_gpu()
+    report = run_diagnosis(spec, store, lambda text: _say(f"Running: {text}"), None, verify=False)
+    if report.could_not_run:
+        raise BadInput(f"{spec.label} could not be run: {report.could_not_run}")
+    head = _view(report, "as_is", store)
+    found: list[Outcome] = []
+    if limits.lost_gradients is not None:
+        fp32 = _view(report, "fp32", store) if "fp32" in report.runs else None
+        found.append(judge_lost(limits.lost_gradients, head, fp32))
+    if base is None:
+        return found
+    if limits.new_fp32_islands is not None:
+        policy = report.runs["as_is"].spec.policy
+        policy = "native" if policy == AUTO else policy  # the rules that the head was judged under
+        other = replace(spec, workload=str(base), policy=policy, group=os.urandom(4).hex())
+        _say("Running: the base")
+        with ScriptRuns(replace(other, control="as_is"), store, private=True) as runs:
+            done = runs.run("as_is")
+        view = RunView("as_is", done.info.id, done.observations)
+        if not view.steps:
+            raise BadInput(f"{spec.label} makes no optimizer step at the base.")
+        found.append(judge_islands(limits.new_fp32_islands, head, view))
+    if limits.step_time_ratio is not None:
+        _say(f"Running: step times without instruments, {ROUNDS} rounds")
+        times: dict[Path, list[list[float]]] = {Path(spec.workload): [], base: []}
+        for turn in range(ROUNDS):  # each goes first in turns: a machine warms up, or gets busy
+            for script in list(times)[:: 1 if turn % 2 == 0 else -1]:
+                times[script].append(_step_times(script, spec))
+        head_times, base_times = times.values()
+        found.append(judge_time(limits.step_time_ratio, head_times, base_times))
+    return found
+
+
+def _view(report: DiagnosisResult, control: str, store: Path) -> RunView:
+    run_id = report.runs[control].id
+    with Reader(store) as reader:
+        return RunView(control, run_id, tuple(reader.observations(run_id)))
+
+
+def _step_times(script: Path, spec: RunSpec) -> list[float]:
+    """Seconds of each step of a run without instruments; empty where there are none."""
+    with tempfile.TemporaryDirectory(prefix="ampscope-clock-") as folder:
+        out = Path(folder, "times.json")
+        command = [*started("ampscope.runner.step_clock"), str(spec.steps), str(out)]
+        try:
+            subprocess.run(
+                [*command, str(script), *spec.args],
+                env=child_environment(),
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=spec.time_limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            return []
+        if not out.exists():
+            return []
+        return [float(value) for value in json.loads(out.read_text())]
+
+
+def _say(text: str) -> None:
+    click.echo(visible(text), err=True)
+
+
+# ---- forms of output
+
+
+def _junit(outcomes: Sequence[Outcome]) -> str:
+    kinds = {True: "passed", False: "failure", None: "error"}
+    return junit.document(
+        "ampscope budget",
+        "budget",
+        [junit.Case(o.name, kinds[o.kept], o.sentence) for o in outcomes],  # type: ignore[arg-type]  # one of the three
+    )
+
+
+def _sarif(outcomes: Sequence[Outcome], script: Path) -> dict[str, object]:
+    rules = [
+        sarif.Rule(code, name, title, f"The budget {name} of pyproject.toml.", title, "error")
+        for name, (code, title) in _CODES.items()
+    ]
+    shown = os.path.relpath(script)
+    shown = str(script) if shown.startswith("..") else shown
+    results = []
+    for outcome in outcomes:
+        if outcome.kept is not False:
+            continue
+        code = _CODES[outcome.name][0]
+        for island in outcome.islands:
+            file, _, number = island.line.rpartition(":")
+            place = Path(shown).parent / file
+            results.append(
+                sarif.SarifResult(
+                    code,
+                    "error",
+                    f"{island.op} runs in fp32, and did not at the base.",
+                    str(place),
+                    int(number) if number.isdecimal() else 0,
+                )
+            )
+        if not outcome.islands:
+            results.append(sarif.SarifResult(code, "error", outcome.sentence, shown))
+    notes = [o.sentence for o in outcomes if o.kept is None]
+    return sarif.log(rules, results, notes)
+
+
+def _write(out: Path | None, text: str) -> None:
+    if out is None:
+        return
+    try:
+        write_whole(out, text + "\n")
+    except OSError as error:
+        raise BadInput(f"Cannot write {out}: {error.strerror}.") from error

@@ -1,0 +1,221 @@
+"""The runs of a diagnosis as jobs of a cluster: ``ampscope diagnose --on slurm``, ``--on ray``.
+
+The runs are independent, so an engine that a cluster has already starts them: Ray; or submitit, on
+Slurm or, with ``--on local``, as processes of this machine. Each job serves one run, as a diagnosis
+on one machine does, and writes a store of its own in a folder that both machines see; what it
+recorded is merged into the user's store when it ends, as ``ampscope runs merge --trust`` does.
+
+    with SubmittedRuns(spec, store, "slurm") as runs:
+        first = runs.start("as_is")                 # both wait in the queue, or run
+        second = runs.start("fp32", parent=first)
+        runs.wait(first), runs.wait(second)
+
+submitit hands jobs over as pickles, in that folder, which only its owner can read; Ray over its own
+connections. ampscope itself reads back a store and the end of what the script printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.launcher.children import close_if_open
+from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns, within
+from ampscope.records import RunSpec, State
+from ampscope.runner.script_ending import hard_limit_s
+from ampscope.store import db
+from ampscope.store.merging import merge
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+
+VARIABLE = "AMPSCOPE_SUBMIT"  # "partition=gpu,gpus_per_node=1": what the engine is told
+OVER_S = 120  # a job's time beyond the run's own: its start, and the end of its processes
+
+
+class SubmittedRuns(ScriptRuns):
+    """As ScriptRuns; a run is a job. Raises BadInput where the engine is not there."""
+
+    are_jobs = True
+
+    def __init__(self, spec: RunSpec, store: Path, engine: str) -> None:
+        super().__init__(spec, store, private=True)
+        self._engine = engine
+        self._jobs: dict[str, Any] = {}
+        self._shared = store.absolute().parent / f"{store.name}.jobs" / secrets.token_hex(4)
+        self._executor: Any = None
+
+    def __enter__(self) -> SubmittedRuns:
+        try:
+            self._executor = self._ready()
+        except BaseException:
+            self._throw_away()
+            self.folder.cleanup()
+            raise
+        return self
+
+    def _ready(self) -> Any:
+        """The engine's executor: what has ``submit(function, *arguments)``, which returns a job."""
+        asked = _asked()
+        if self._engine == "ray":
+            executor = _Ray(_module("ray", "ray"), asked)
+            self._shared.mkdir(parents=True, mode=0o700)
+            return executor
+        submitit = _module("submitit", "slurm")
+        if self._engine == "slurm" and shutil.which("sbatch") is None:
+            raise BadInput("This machine has no sbatch: start ampscope where you submit jobs from.")
+        self._shared.mkdir(parents=True, mode=0o700)
+        executor = submitit.AutoExecutor(self._shared / "submitit", cluster=self._engine)
+        minutes = -(-int(hard_limit_s(self.spec) + OVER_S) // 60)
+        try:
+            executor.update_parameters(timeout_min=minutes, name="ampscope", **asked)
+        except Exception as error:  # submitit's own words for a parameter that there is not
+            raise BadInput(f"submitit does not take {VARIABLE}: {error}") from error
+        return executor
+
+    def start(
+        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf
+    ) -> str:
+        """Submit a run under ``control``; returns its id at once. ``limit_s`` as for other runs:
+        of its own seconds, however long it waits in a queue."""
+        spec = within(replace(self.spec, control=control, parent=parent), limit_s)
+        if parent:
+            spec = replace(spec, cadence=NOTHING)
+        number = len(self._jobs)
+        store = self._shared / f"run{number}.db"
+        db.open_for_writing(store, "DELETE").close()  # the folder may be another machine's
+        writer = RunWriter.create(store, spec)
+        writer.close()
+        self._open.add(writer.run_id)
+        here = os.getcwd()
+        self._jobs[writer.run_id] = self._executor.submit(
+            serve, spec, str(store), writer.run_id, here
+        )
+        return writer.run_id
+
+    def wait(
+        self, run_id: str, show: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> ScriptRun:  # fmt: skip
+        """Wait for a job, and merge what it recorded. ``show`` gets the script's output then, and
+        ``say`` nothing: a job is not seen before its end."""
+        job = self._jobs[run_id]
+        store = self._store_of(run_id)
+        try:
+            said = str(job.result())
+        except Exception as error:  # the engine's own: a node that is gone, a job that was ended
+            said = ""
+            last = (str(error).strip().splitlines() or [""])[-1]
+            words = f"{type(error).__name__}: {last}"[:300]
+            close_if_open(store, run_id, State.FAILED, f"The job ended early ({words}).")
+        if show and said:
+            show(said)
+        list(merge([store], self.store, trust=True))
+        self._open.discard(run_id)
+        with Reader(self.store) as reader:
+            info = reader.run(run_id)
+            observations = tuple(reader.observations(run_id))
+        return ScriptRun(info, observations, said)
+
+    def share_a_gpu(self) -> bool:
+        """Only this machine's: an engine gives each job its own GPU."""
+        return self._engine == "local" and super().share_a_gpu()
+
+    def first_to_share(self) -> str:
+        """Nothing: jobs do not see each other's locks (docs/rehearsal.md)."""
+        return ""
+
+    def _end(self) -> None:
+        for run_id in list(self._open):
+            with contextlib.suppress(Exception):  # it may have ended
+                self._jobs[run_id].cancel()
+            with contextlib.suppress(AmpscopeError):
+                store = self._store_of(run_id)
+                close_if_open(store, run_id, State.CANCELLED, "Cancelled.")
+                list(merge([store], self.store, trust=True))
+        if isinstance(self._executor, _Ray):
+            self._executor.close()
+        self._throw_away()
+        self.folder.cleanup()
+
+    def _store_of(self, run_id: str) -> Path:
+        return self._shared / f"run{list(self._jobs).index(run_id)}.db"
+
+    def _throw_away(self) -> None:
+        shutil.rmtree(self._shared, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another diagnosis's folder may be there
+            self._shared.parent.rmdir()
+
+
+class _Ray:
+    """Ray's tasks as jobs, on the cluster of ``RAY_ADDRESS``, else the one that was started on this
+    machine, else one of this machine alone, which goes with the diagnosis. ``asked`` are options of
+    a task, such as ``num_gpus``. Raises BadInput where Ray takes none of that."""
+
+    def __init__(self, ray: Any, asked: dict[str, Any]) -> None:
+        self._ray = ray
+        try:
+            # A task that did not end well has said so in its store: it is not run again.
+            self._task = ray.remote(max_retries=0)(serve).options(**asked)
+        except Exception as error:  # Ray's own words for an option that there is not
+            raise BadInput(f"Ray does not take {VARIABLE}: {error}") from error
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            try:
+                ray.init(log_to_driver=False, logging_level="ERROR")
+            except Exception as error:  # no such address, a token that it does not take
+                raise BadInput(f"No Ray cluster can be used: {error}") from error
+
+    def submit(self, _: Callable[..., str], *arguments: Any) -> _RayJob:
+        return _RayJob(self._ray, self._task.remote(*arguments))
+
+    def close(self) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+class _RayJob:
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray, self._reference = ray, reference
+
+    def result(self) -> Any:
+        return self._ray.get(self._reference)
+
+    def cancel(self) -> None:
+        self._ray.cancel(self._reference, force=True)
+
+
+def _module(name: str, extra: str) -> Any:
+    """A library that ampscope does without otherwise."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BadInput(
+            f"--on needs {name}, which is not installed: pip install 'ampscope[{extra}]'."
+        ) from error
+
+
+def serve(spec: RunSpec, store: str, run_id: str, folder: str) -> str:
+    """The job: one queued run, on whichever machine. Returns the end of the script's output."""
+    os.chdir(folder)
+    path = Path(store)
+    with ScriptRuns(spec, path, private=True) as runs:
+        runs.serve(run_id, spec)
+        return runs.wait(run_id).output
+
+
+def _asked() -> dict[str, Any]:
+    """What :data:`VARIABLE` asks of the executor."""
+    given = [part for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
+    pairs = [part.partition("=") for part in given]
+    if any(not equals for _, equals, _ in pairs):
+        raise BadInput(f"{VARIABLE} is a list such as partition=gpu,gpus_per_node=1.")
+    return {k.strip(): int(v) if v.strip().isdigit() else v.strip() for k, _, v in pairs}

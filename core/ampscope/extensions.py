@@ -1,0 +1,105 @@
+"""The one door between the engine and its extensions.
+
+An extension is a package below ``ampscope.ext``. Its ``__init__.py`` holds one :class:`Extension`,
+which names what it adds; the command line, the dashboard and the launcher read that, and load a
+part of it when it is asked for. The engine imports no extension (the contract "fence"), and works
+without any: a folder that is deleted takes its commands, options and pages with it.
+
+Everything that is named here is written "module:object", as entry points are:
+
+    >>> commands()["preflight"]
+    'ampscope.ext.preflight.cli:preflight'
+    >>> load(commands()["preflight"])
+    <Command preflight>
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PACKAGE = "ampscope.ext"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the dashboard: ``pages/NAME.py``, which imports what it shows from ``app.ext``."""
+
+    name: str
+    title: str
+    icon: str  # of Material Symbols
+    within: str  # the section whose pages lead to it
+    of_run: bool = False  # it shows a run: the pages of a run with steps lead to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What one extension adds to the engine."""
+
+    docs: str  # its page of documentation
+    commands: Mapping[str, str] = field(default_factory=dict)  # of `ampscope`, to click commands
+    pages: tuple[Page, ...] = ()
+    # What `diagnose` writes its result as, by the option's name: functions of a DiagnosisResult to
+    # the file's text.
+    documents: Mapping[str, str] = field(default_factory=dict)
+    # Where `diagnose --on` runs: subclasses of launcher.script_runs.ScriptRuns, of (spec, store,
+    # engine).
+    job_engines: Mapping[str, str] = field(default_factory=dict)
+    codes: str = ""  # what `explain` knows beside the causes: a mapping of name to causes.Code
+
+
+@functools.cache
+def all_extensions() -> dict[str, Extension]:
+    """Folder below ``ampscope.ext`` -> its extension; empty where the folder is not there."""
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ModuleNotFoundError:
+        return {}
+    return {
+        found.name: importlib.import_module(f"{PACKAGE}.{found.name}").EXTENSION
+        for found in pkgutil.iter_modules(package.__path__)
+    }
+
+
+def commands() -> dict[str, str]:
+    """Command -> its click command."""
+    return _merged(one.commands for one in all_extensions().values())
+
+
+def documents() -> dict[str, str]:
+    """Option of `diagnose` -> function of a DiagnosisResult."""
+    return _merged(one.documents for one in all_extensions().values())
+
+
+def job_engines() -> dict[str, str]:
+    """Word of `diagnose --on` -> class of runs."""
+    return _merged(one.job_engines for one in all_extensions().values())
+
+
+def _merged(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {word: where for table in tables for word, where in table.items()}
+
+
+def pages() -> tuple[Page, ...]:
+    """Of all extensions."""
+    return tuple(page for one in all_extensions().values() for page in one.pages)
+
+
+def codes() -> dict[str, Any]:
+    """Name -> :class:`ampscope.causes.Code`."""
+    return {
+        name: code
+        for one in all_extensions().values()
+        if one.codes
+        for name, code in load(one.codes).items()
+    }
+
+
+def load(where: str) -> Any:
+    """The object that "module:object" names; imports its module."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,7 +1,0 @@
-"""What can be known of a mixed-precision training script before it runs.
-
-The source is parsed and followed; nothing of it is imported or run. ``protocol`` follows
-GradScaler's calls along every path, ``precision`` the dtypes that are written in the file,
-``spelling`` finds deprecated names; ``checks`` puts them together, ``codes`` lists what is
-reported.
-"""
