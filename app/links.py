@@ -306,7 +306,6 @@ LESSON_ENTRIES = {
 CLASSROOM = _entry("classroom", "Class", "groups", "Learn")
 ZOO = _entry("zoo", "Zoo", "pets", "Learn")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
-FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", within="Reference")
 # By the page's name; those of extensions that are there.
 EXTENSION_PAGES = {page.name: page for page in extensions.pages()}
 EXTENSION_ENTRIES = {
@@ -334,7 +333,6 @@ ENTRIES = (
     ZOO,
     CLASSROOM,
     OP_LISTS,
-    FRAMEWORKS,
     *EXTENSION_ENTRIES.values(),
 )
 MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}

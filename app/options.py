@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ampscope.errors import BadInput
-from ampscope.frameworks.pythons import NamedPython, named_python
+from ampscope.pythons import NamedPython, named_python
 from ampscope.store.db import default_path
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name

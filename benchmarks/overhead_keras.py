@@ -29,12 +29,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampscope.frameworks.adapters import ControlSettings
-from ampscope.frameworks.keras import Watch
-from ampscope.frameworks.keras.adapter import build
-from ampscope.frameworks.keras.watch import machine, versions, watching
-from ampscope.frameworks.networks import network
-from ampscope.frameworks.recorder import Recorder, Writing
+from ampscope.ext.frameworks.adapters import ControlSettings
+from ampscope.ext.frameworks.keras import Watch
+from ampscope.ext.frameworks.keras.adapter import build
+from ampscope.ext.frameworks.keras.watch import machine, versions, watching
+from ampscope.ext.frameworks.networks import network
+from ampscope.ext.frameworks.recorder import Recorder, Writing
 from ampscope.records import Cadence, RunSpec
 from ampscope.store.writer import RunWriter
 

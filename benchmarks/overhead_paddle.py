@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampscope.frameworks.adapters import ControlSettings
-from ampscope.frameworks.paddle import Watch
-from ampscope.frameworks.paddle.adapter import Training
-from ampscope.frameworks.paddle.emulation import Emulation, OpenRegion
-from ampscope.frameworks.paddle.steps import Scalers
+from ampscope.ext.frameworks.adapters import ControlSettings
+from ampscope.ext.frameworks.paddle import Watch
+from ampscope.ext.frameworks.paddle.adapter import Training
+from ampscope.ext.frameworks.paddle.emulation import Emulation, OpenRegion
+from ampscope.ext.frameworks.paddle.steps import Scalers
 from ampscope.patches import Patches
 from ampscope.records import RunSpec
 

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ampscope.frameworks.pythons import framework_of
 from ampscope.launcher.plan import run_diagnosis
+from ampscope.pythons import framework_of
 from ampscope.records import RunSpec
 from ampscope.report.contract import document
 

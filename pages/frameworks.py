@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import chart, frameworks, links
+from app import chart, links
+from app.ext import frameworks
 from app.runs import live
 
 st.title("Frameworks", anchor=False)

@@ -22,7 +22,7 @@ behind it may stand ``backend:aot_eager``, ``eager_casts``, ``eager_random``, ``
 (:mod:`ampscope.analysis.compiled_runs`).
 What a control does to torch is in :mod:`ampscope.runner.controls` and
 :mod:`ampscope.runner.interventions`, what it does to Keras and Paddle in
-:mod:`ampscope.frameworks.adapters`.
+:mod:`ampscope.ext.frameworks.adapters`.
 """
 
 from __future__ import annotations

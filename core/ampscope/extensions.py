@@ -37,6 +37,21 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """A framework beside PyTorch: what it is called, how it is found and installed. ``package`` has
+    what runs it: the processes ``child`` (a probe) and ``server`` (the runs of a script), and in
+    ``checks`` what can be asked of it."""
+
+    name: str  # the word of options and records
+    title: str
+    modules: tuple[str, ...]  # top-level imports by which a script is known
+    probe_module: str  # what a Python must be able to import
+    requirements: tuple[str, ...]  # for pip
+    variable: str  # environment variable that names a Python
+    package: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension adds to the engine."""
 
@@ -49,6 +64,8 @@ class Extension:
     # Where `diagnose --on` runs: subclasses of launcher.script_runs.ScriptRuns, of (spec, store,
     # engine).
     job_engines: Mapping[str, str] = field(default_factory=dict)
+    frameworks: tuple[Framework, ...] = ()
+    workloads: Mapping[str, str] = field(default_factory=dict)  # functions of (name, seed)
     codes: str = ""  # what `explain` knows beside the causes: a mapping of name to causes.Code
 
 
@@ -80,8 +97,14 @@ def job_engines() -> dict[str, str]:
     return _merged(one.job_engines for one in all_extensions().values())
 
 
-def _merged(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    return {word: where for table in tables for word, where in table.items()}
+def workloads() -> dict[str, str]:
+    """Name of a workload -> function of (name, seed) to a Workload."""
+    return _merged(one.workloads for one in all_extensions().values())
+
+
+def frameworks() -> dict[str, Framework]:
+    """By name; PyTorch is the engine's own."""
+    return {each.name: each for one in all_extensions().values() for each in one.frameworks}
 
 
 def pages() -> tuple[Page, ...]:
@@ -103,3 +126,7 @@ def load(where: str) -> Any:
     """The object that "module:object" names; imports its module."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _merged(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {word: where for table in tables for word, where in table.items()}

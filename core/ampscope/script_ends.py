@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 import sys
 
+from ampscope import extensions
 from ampscope.control import BASELINE
-from ampscope.frameworks.pythons import FRAMEWORKS, TORCH
 from ampscope.observations import Outcome
+from ampscope.pythons import TORCH
 from ampscope.records import RunSpec, State
 
 MAX_TEXT = 200
@@ -220,7 +221,7 @@ def _other(text: str, spec: RunSpec) -> str:
     missing = re.search(r"No module named '(\w+)", text)
     if missing is None or spec.framework != TORCH:
         return ""
-    for framework in FRAMEWORKS.values():
+    for framework in extensions.frameworks().values():
         if missing[1] in framework.modules:
             return (
                 f"It was taken for a script of PyTorch: if it trains with {framework.title}, say "

@@ -1,4 +1,4 @@
-"""Starts Keras' children for tests: probes, scripts and programs of tests/frameworks."""
+"""Starts Keras' children for tests: probes, scripts and programs of tests/ext/frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.analysis.run_view import RunView
-from ampscope.frameworks.pythons import with_package
+from ampscope.pythons import with_package
 from ampscope.records import Cadence, RunInfo, RunSpec
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -21,7 +21,7 @@ QUIET = Cadence(histogram=0, trace=0, shadow=0)
 
 
 def program(name: str, *args: str) -> Any:
-    """The JSON that a program of tests/frameworks prints last."""
+    """The JSON that a program of tests/ext/frameworks prints last."""
     done = _run([PYTHON, str(HERE / f"{name}.py"), *args])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -29,17 +29,17 @@ def program(name: str, *args: str) -> Any:
 
 def probe(store: Path, spec: RunSpec) -> tuple[RunInfo, str]:
     """(the finished run, what its process wrote to standard error)."""
-    return _child("ampscope.frameworks.child", store, spec)
+    return _child("ampscope.ext.frameworks.child", store, spec)
 
 
 def script(store: Path, name: str, control: str = "as_is", steps: int = 60) -> RunView:
-    """A script of tests/frameworks/scripts under a control."""
+    """A script of tests/ext/frameworks/scripts under a control."""
     path = str(HERE / "scripts" / f"{name}.py")
     spec = RunSpec(
         path, kind="script", framework="keras", control=control, steps=steps, time_limit_s=600.0,
         cadence=QUIET,
     )  # fmt: skip
-    info, errors = _child("ampscope.frameworks.script", store, spec)
+    info, errors = _child("ampscope.ext.frameworks.script", store, spec)
     assert info.state == "finished", (info.message, info.traceback, errors[-2000:])
     with Reader(store) as reader:
         return RunView(control, info.id, reader.observations(info.id))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope.analysis.run_view import RunView
-from ampscope.frameworks.pythons import with_package
+from ampscope.pythons import with_package
 from ampscope.records import Cadence, RunInfo, RunSpec
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -37,7 +37,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def checked(name: str, folder: Path) -> Any:
-    """What tests/frameworks/paddle_checks.py answers."""
+    """What tests/ext/frameworks/paddle_checks.py answers."""
     script = Path(__file__).parents[1] / "frameworks" / "paddle_checks.py"
     done = call(str(script), name, str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -48,7 +48,7 @@ def started(store: Path, spec: RunSpec) -> tuple[str, subprocess.Popen[bytes]]:
     """A probe's run, and its process."""
     writer = RunWriter.create(store, spec)
     writer.close()
-    command = [os.environ[VARIABLE], "-W", "ignore", "-m", "ampscope.frameworks.child"]
+    command = [os.environ[VARIABLE], "-W", "ignore", "-m", "ampscope.ext.frameworks.child"]
     process = subprocess.Popen(
         [*command, "--store", str(store), "--run", writer.run_id],
         stderr=subprocess.DEVNULL,
@@ -62,7 +62,7 @@ def run(store: Path, spec: RunSpec, module: str) -> RunInfo:
     writer = RunWriter.create(store, spec)
     writer.close()
     done = call(
-        "-m", f"ampscope.frameworks.{module}", "--store", str(store), "--run", writer.run_id
+        "-m", f"ampscope.ext.frameworks.{module}", "--store", str(store), "--run", writer.run_id
     )
     with Reader(store) as reader:
         info = reader.run(writer.run_id)

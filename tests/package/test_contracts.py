@@ -31,7 +31,7 @@ def graph() -> grimp.ImportGraph:
 def test_a_room_that_is_not_named_never_loads_torch(graph: grimp.ImportGraph) -> None:
     """Not through other rooms either: whatever is not among torch's importers is torch-free."""
     named = set(contract("torch")["allowed_importers"])
-    free = (graph.find_children("ampscope") | {"app"}) - named
+    free = (graph.find_children("ampscope") | {"app"}) - named - {"ampscope.ext"}
     assert "ampscope.cli" in free
     loaded = {
         room: chains
@@ -39,6 +39,12 @@ def test_a_room_that_is_not_named_never_loads_torch(graph: grimp.ImportGraph) ->
         if (chains := graph.find_shortest_chains(importer=room, imported="torch"))
     }
     assert loaded == {}
+
+
+def test_extensions_load_torch_where_it_is_named_alone(graph: grimp.ImportGraph) -> None:
+    named = set(contract("torch")["allowed_importers"])
+    for module in graph.find_descendants("ampscope.ext") - named:
+        assert not graph.find_shortest_chain(importer=module, imported="torch"), module
 
 
 def test_a_room_that_is_not_named_never_reaches_what_runs_a_training(

@@ -13,7 +13,7 @@ import pytest
 from ampscope.causes import FIX_KINDS
 from ampscope.control import INTERVENTIONS, KINDS, LISTS, Control
 from ampscope.errors import BadInput
-from ampscope.frameworks import adapters
+from ampscope.ext.frameworks import adapters
 from ampscope.records import RunSpec
 from ampscope.runner import controls
 from ampscope.store.codec import spec_from_json, to_json

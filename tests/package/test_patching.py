@@ -13,8 +13,8 @@ WRITTEN_BY_USERS = ("zoo/scripts", "lessons/mistakes")
 MAY = {
     "capture/taps.py": ({"inductor.post_grad_custom_post_pass"}, "a setting: passes are in a list"),
     "cli/stopping.py": ({"sys.unraisablehook"}, "made to be set, until the process ends"),
-    "frameworks/paddle/plan.py": ({"sys.argv"}, "the script's own arguments"),
-    "frameworks/script.py": ({"sys.argv"}, "the script's own arguments"),
+    "ext/frameworks/paddle/plan.py": ({"sys.argv"}, "the script's own arguments"),
+    "ext/frameworks/script.py": ({"sys.argv"}, "the script's own arguments"),
     "measure/matmuls.py": ({"torch.backends.cuda.matmul.fp32_precision"}, "a setting, put back"),
     "measure/rates.py": ({"torch.backends.cudnn.conv.fp32_precision"}, "a setting, put back"),
     "runner/private_files.py": ({"tempfile.tempdir"}, "a setting, until the process ends"),

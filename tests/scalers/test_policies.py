@@ -61,7 +61,7 @@ def test_torch_refuses_to_grow_to_infinity() -> None:
 
 
 # Trajectories written by hand from the frameworks' rules, where the framework
-# itself is not installed; tests/frameworks drives the real ones.
+# itself is not installed; tests/ext/frameworks drives the real ones.
 def scales(name: str, found: list[bool], settings: ScalerSettings) -> list[float]:
     policy = POLICIES[name]
     state = policy.start(settings)

@@ -36,7 +36,7 @@ from ampscope.cli import stopping
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.files import TemporaryFolder
-from ampscope.frameworks.pythons import check_diagnoses, named_python
+from ampscope.pythons import check_diagnoses, named_python
 
 END_S = 10.0  # a page that is being drawn ends first
 START_S = 60.0  # a loaded machine; an idle one takes 2 s

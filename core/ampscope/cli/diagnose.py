@@ -29,14 +29,13 @@ from ampscope.diagnosis.load import judge_again
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
 from ampscope.files import LARGEST_SOURCE, write_whole
-from ampscope.frameworks.adapters import parse
-from ampscope.frameworks.pythons import TORCH, framework_of
 from ampscope.launcher.children import child_environment, ends_with_us, started
 from ampscope.launcher.launch import check_memory_limit
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
+from ampscope.pythons import TORCH, check_control, framework_of
 from ampscope.records import AUTO, RunSpec, State
 from ampscope.report import fix_words
 from ampscope.report.contract import to_json
@@ -372,9 +371,8 @@ def run_script(
         rehearsed,
         framework,
     )
-    if spec.framework != TORCH:
-        parse(fix)
-    else:
+    check_control(spec.framework, fix)
+    if spec.framework == TORCH:
         say_unused_gpu()
     if spec.policy == AUTO:  # nothing is run a second time here, so the first runs to its end
         spec = replace(spec, policy="native")

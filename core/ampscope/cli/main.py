@@ -63,7 +63,7 @@ COMMANDS = {
     "batch-size": "ampscope.cli.compare:batch_size",
     "tensor-cores": "ampscope.cli.hardware:cores",
     "hardware": "ampscope.cli.hardware:hardware",
-    "frameworks": "ampscope.cli.frameworks:frameworks",
+    "frameworks": "ampscope.ext.frameworks.cli:frameworks",
     "dashboard": "ampscope.cli.dashboard:dashboard",
     **extensions.commands(),
 }

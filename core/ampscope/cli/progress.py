@@ -17,10 +17,10 @@ from rich.markup import escape
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli import stopping
-from ampscope.frameworks.pythons import TORCH
 from ampscope.hardware.describe import describe_machine, torch_found_none, unused_gpu
 from ampscope.launcher.launch import POLL_S, checked, launch
 from ampscope.number_words import plural
+from ampscope.pythons import TORCH
 from ampscope.records import Result, RunInfo, RunSpec, State
 from ampscope.report.document import line
 from ampscope.store.reader import Reader

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError
-from ampscope.frameworks.pythons import TORCH, python_for, with_package
 from ampscope.privacy import forget
+from ampscope.pythons import TORCH, framework, python_for, with_package
 from ampscope.records import RunSpec, State
 from ampscope.runner.run_server import PARENT
 from ampscope.store.reader import Reader
@@ -87,7 +87,8 @@ def spawn(spec: RunSpec, store: Path, run_id: str, *, bound: bool = False) -> No
     environment = ends_with_us(child_environment()) if bound else child_environment()
     if spec.framework != TORCH:
         python = python_for(spec.framework)
-        Child(store, "ampscope.frameworks.child", python, with_package(environment), run_id)
+        module = f"{framework(spec.framework).package}.child"
+        Child(store, module, python, with_package(environment), run_id)
         return
     if bound:
         Child(store, "ampscope.runner", sys.executable, environment, run_id)

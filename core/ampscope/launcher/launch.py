@@ -9,16 +9,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampscope import extensions
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.frameworks.pythons import KERAS, TORCH, framework, python_for
 from ampscope.launcher.children import spawn
 from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.privacy import leave
+from ampscope.pythons import TORCH, framework
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.workloads.catalog import BUILTIN, SHARED, SIZES, unknown_workload
+from ampscope.workloads.catalog import BUILTIN, SIZES, unknown_workload
 
 POLL_S = 0.1
 
@@ -58,7 +59,6 @@ def follow(store: Path, run_id: str, poll_s: float = POLL_S) -> Iterator[RunInfo
 
 MAX_STEPS = 1_000_000
 MAX_SEEDS = 20
-FRAMEWORK_PRECISIONS = ("fp32", "fp16", "fp16-noscaler", "bf16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _FILE = re.compile(r"(?P<path>.+\.py)(:[^:]*)?")
 _MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
@@ -69,12 +69,14 @@ def checked(spec: RunSpec) -> RunSpec:
     _check_numbers(spec)
     _check_precisions(spec)
     if spec.framework != TORCH:
-        return _checked_elsewhere(spec)
+        checks = f"{framework(spec.framework).package}.checks"
+        checked_elsewhere: RunSpec = extensions.load(f"{checks}:checked")(spec)
+        return checked_elsewhere
     if spec.size not in SIZES:
         raise BadInput(f"There is no size called {spec.size!r}. Use one of: {', '.join(SIZES)}.")
     if spec.policy not in ("auto", "cuda", "native"):
         raise BadInput(f"There is no policy called {spec.policy!r}. Use auto, cuda or native.")
-    _check_device(spec.device)
+    check_device(spec.device)
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
@@ -85,35 +87,6 @@ def checked(spec: RunSpec) -> RunSpec:
     return spec
 
 
-def _checked_elsewhere(spec: RunSpec) -> RunSpec:
-    """A probe in another framework trains one of the networks that all of them have."""
-    title = framework(spec.framework).title
-    if spec.precision not in FRAMEWORK_PRECISIONS:
-        raise BadInput(
-            f"{title} has no precision {spec.precision!r} here. Use one of: "
-            f"{', '.join(FRAMEWORK_PRECISIONS)}."
-        )
-    if spec.workload not in SHARED:
-        raise BadInput(
-            f"{title} trains the networks that every framework has: {', '.join(SHARED)}; not "
-            f"{spec.workload!r}."
-        )
-    _check_what_adapters_lack(spec, title)
-    python_for(spec.framework)
-    return spec
-
-
-def _check_what_adapters_lack(spec: RunSpec, title: str) -> None:
-    """What a probe in another framework would silently ignore."""
-    if spec.control:
-        raise BadInput(f"A probe in {title} runs unchanged: no --op-list, no intervention.")
-    check_memory_limit(spec.framework, spec.memory_limit_mib)
-    _check_device(spec.device)
-    factors = (spec.scaler.growth_factor, spec.scaler.backoff_factor)
-    if spec.framework == KERAS.name and factors != (2.0, 0.5):
-        raise BadInput("Keras' LossScaleOptimizer doubles and halves: leave the factors alone.")
-
-
 def check_memory_limit(framework_name: str, limit_mib: int) -> None:
     """PyTorch's processes alone are bounded. Raises BadInput for a limit elsewhere."""
     if limit_mib and framework_name != TORCH:
@@ -121,7 +94,8 @@ def check_memory_limit(framework_name: str, limit_mib: int) -> None:
         raise BadInput(f"A memory limit is for PyTorch alone; with {title} leave it at 0.")
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raises BadInput for a word that names no device."""
     if not _DEVICE.fullmatch(device):
         raise BadInput(f"There is no device called {device!r}. Use auto, cpu, cuda or cuda:N.")
 
@@ -143,7 +117,7 @@ def _check_workload(name: str) -> None:
     """What can be said without running the user's code; the child says the rest."""
     if not name:
         raise BadInput("Name a workload, for example gpt, or path/to/file.py:build.")
-    if name in BUILTIN or name in SHARED:
+    if name in BUILTIN or name in extensions.workloads():
         return
     file = _FILE.fullmatch(name)
     if file is not None:

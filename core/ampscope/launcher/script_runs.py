@@ -26,8 +26,6 @@ from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.files import TemporaryFolder, throw_away
-from ampscope.frameworks.adapters import can_apply
-from ampscope.frameworks.pythons import TORCH, python_for, with_package
 from ampscope.hardware.describe import describe_machine, may_use_cuda, uses_cuda
 from ampscope.launcher.children import (
     Followed,
@@ -43,6 +41,7 @@ from ampscope.launcher.children import (
 from ampscope.masks import hide_secrets_of
 from ampscope.observations import Observation
 from ampscope.privacy import forget, is_masked, leave
+from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_copy import put_back
 from ampscope.runner.private_files import LOCK
@@ -158,7 +157,11 @@ class ScriptRuns:
 
     def can_apply(self, control: str) -> bool:
         """Whether the script's framework has this control or intervention."""
-        return self.spec.framework == TORCH or can_apply(control)
+        try:
+            check_control(self.spec.framework, control)
+        except BadInput:
+            return False
+        return True
 
     def share_a_gpu(self) -> bool:
         """Whether two runs at a time may use one GPU. That a script trains on the CPU although
@@ -323,7 +326,7 @@ def _server(spec: RunSpec, python: str) -> list[str]:
     if spec.framework == TORCH:
         return [*started("ampscope.runner.fork_server", python), "--script", spec.workload]
     python = python_for(spec.framework)
-    return [*started("ampscope.frameworks.server"), "--python", python]
+    return [*started(f"{framework(spec.framework).package}.server"), "--python", python]
 
 
 # Run a recorded script again under other controls, as runs of the same diagnosis.

@@ -5,7 +5,7 @@ of a private view of the files (ampscope.runner.private_files) or empty; ``RUN_I
 to standard output when a run and all that it started have ended, so that no GPU's memory is theirs
 any more: its exit status (negative for a signal), or one of the words ``hung``, ``flooded`` and
 ``nofork``. How a process is started is the caller's:
-ampscope.runner.fork_server forks, ampscope.frameworks.server starts another Python.
+ampscope.runner.fork_server forks, ampscope.ext.frameworks.server starts another Python.
 """
 
 from __future__ import annotations

@@ -78,15 +78,6 @@ _ALL = (
         29_641_248,
     ),
 )
-# Networks with the same weights and batches in every framework (frameworks/networks.py), and one
-# size; a comparison of frameworks trains them.
-SHARED: Mapping[str, str] = MappingProxyType(
-    {
-        "shared-lenet": "Two convolutions and two linear layers on handwritten digits.",
-        "shared-mlp": "Three linear layers on handwritten digits.",
-        "shared-transformer": "Two small attention blocks over the pixels of handwritten digits.",
-    }
-)
 BUILTIN: Mapping[str, BuiltinInfo] = MappingProxyType({info.name: info for info in _ALL})
 
 

@@ -44,8 +44,8 @@ from ampscope.ext.diff.runs import (
     worktree,
 )
 from ampscope.files import write_whole
-from ampscope.frameworks.pythons import TORCH, framework_of
 from ampscope.masks import masked, masked_argument
+from ampscope.pythons import TORCH, framework_of
 from ampscope.records import AUTO, RunSpec
 from ampscope.report.document import visible
 from ampscope.store.reader import Reader

@@ -29,8 +29,8 @@ from ampscope.ext.preflight.checks import (
 from ampscope.ext.preflight.codes import code_of_cause
 from ampscope.ext.preflight.formats import FORMATS, written
 from ampscope.files import write_whole
-from ampscope.frameworks.pythons import framework_of
 from ampscope.launcher.plan import run_diagnosis
+from ampscope.pythons import framework_of
 from ampscope.records import RunSpec
 from ampscope.report.document import visible
 

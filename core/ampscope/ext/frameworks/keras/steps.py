@@ -1,0 +1,496 @@
+"""``Optimizer.apply``: gradients as they come to it, weights before and after, state and scale.
+
+A step is skipped when LossScaleOptimizer does not advance its inner optimizer. Where gradients are
+accumulated (``gradient_accumulation_steps``), the step is the call that moves the weights, with
+the gradients of its own batch.
+
+Also here: what an optimizer holds, losses and the gradients that come back to the layers, and
+controls that change the loss scale.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
+
+from ampscope.ext.frameworks.adapters import ControlSettings
+from ampscope.ext.frameworks.keras.layers import Called
+from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
+from ampscope.ext.frameworks.keras.values import scalar, short_name, values_of, variable_values
+from ampscope.ext.frameworks.recorder import LayerCall, Numbering, StepFacts
+from ampscope.ext.frameworks.tensors import Values
+from ampscope.patches import Patches
+
+_Named = list[tuple[str, Any, Any]]  # name, variable, gradient
+
+
+@dataclass(slots=True)
+class StepWatch:
+    """Optimizers in the order in which they first stepped."""
+
+    training: Training
+    scaler: OwnScaler
+    inside: int = 0  # > 0: an optimizer calls its inner one
+    optimizers: Numbering = field(default_factory=lambda: Numbering("optimizer"))
+    scalers: Numbering = field(default_factory=lambda: Numbering("scaler"))
+    variables: dict[int, str] = field(default_factory=dict)  # names of weights by id
+    late_s: float = 0.0  # recording of the last step, after its end
+
+    def put_on(self, patches: Patches) -> None:
+        """Watch every optimizer of Keras."""
+        base, scaler = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+        patches.wrap(base, "apply", self._watched)
+        patches.wrap(scaler, "apply", self._watched)
+        if self.training.settings.lr_factor != 1.0:
+            patches.wrap(base, "_get_current_learning_rate", self._scaled_rate)
+
+    def _watched(
+        self, original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
+        if self.inside or not self.training.is_watching:
+            return original(optimizer, grads, trainable_variables)
+        gradients = list(grads)
+        variables = list(trainable_variables or optimizer._trainable_variables)
+        if not gradients:
+            return original(optimizer, gradients, trainable_variables)
+        self.inside += 1
+        try:
+            return self._apply(original, optimizer, gradients, variables)
+        finally:
+            self.inside -= 1
+
+    def _scaled_rate(self, original: Any, optimizer: Any) -> Any:
+        value = original(optimizer)
+        return value * self.training.settings.lr_factor if self.inside else value
+
+    def _apply(self, original: Any, optimizer: Any, gradients: Any, variables: Any) -> Any:
+        started = time.perf_counter()
+        self.training.forget_reached()
+        settings = self.training.settings
+        if settings.eps is not None and hasattr(inner(optimizer), "epsilon"):
+            inner(optimizer).epsilon = settings.eps
+        if is_gathering(optimizer) and not has_nonfinite(gradients):
+            return original(optimizer, gradients, variables)
+        self._name(variables)
+        backward = self._backward(variables)
+        lr = learning_rate(optimizer, settings)
+        before = scaler_state(optimizer)
+        if before is not None and replicas() > 1:
+            self.training.note(FIRST_REPLICA)
+        named = [
+            (self.variables[id(v)], v, g)
+            for v, g in zip(variables, gradients, strict=False)
+            if g is not None
+        ]
+        weights = _weights(named)
+        self.training.own_s += time.perf_counter() - started
+        result, skipped = self._step(original, optimizer, gradients, variables, backward)
+        started = time.perf_counter()
+        after = scaler_state(optimizer)
+        if before is not None and after is not None and not settings.precision:
+            skipped = after.steps == before.steps
+        state, second_moments = state_of(optimizer)
+        scale = None if before is None else before.scale
+        is_off = is_inactive(optimizer, settings)
+        own = backward is not None and backward.unscaled_by is not None
+        holder = self.scaler if own else optimizer
+        facts = StepFacts(
+            loss=None if backward is None else backward.loss,
+            loss_dtype="" if backward is None else backward.loss_dtype,
+            scale=None if is_off else backward.unscaled_by if own and backward else scale,
+            skipped=skipped,
+            lr=lr,
+            optimizer=self.optimizers.name(optimizer),
+            scaler=self.scalers.name(holder) if own or before is not None else "",
+            scaled=not own and (backward is None or backward.scaled),
+            loss_scaled=None if backward is None else backward.scaled,
+            static_scale=static_factor(optimizer),
+            growth_counter=None if is_off or after is None else after.counter,
+            backwards=1 if backward is None else backward.count,
+            gradients={n: v for n, _, g in named if (v := values_of(g)) is not None},
+            before=weights,
+            after=_weights(named),
+            state=state,
+            second_moments=second_moments,
+            eps=epsilon(optimizer),
+        )
+        hold(optimizer, settings)
+        self._record(facts, started)
+        if facts.scale is not None:  # each LossScaleOptimizer is a scaler, and never waits
+            self.training.recorder.scaler_updated(facts.scaler)
+        return result
+
+    def _step(
+        self,
+        original: Any,
+        optimizer: Any,
+        gradients: Any,
+        variables: Any,
+        backward: Backward | None,
+    ) -> tuple[Any, bool]:
+        """(what apply gave, whether ampscope's own scaler left the step out)."""
+        if is_inactive(optimizer, self.training.settings):
+            step_inactive(optimizer, gradients, variables)
+            return None, False
+        if backward is not None and backward.unscaled_by is not None:
+            found_inf = has_nonfinite(gradients)
+            self.scaler.update(found_inf)
+            if found_inf:
+                return None, True
+        return original(optimizer, gradients, variables), False
+
+    def _record(self, facts: StepFacts, started: float) -> None:
+        training = self.training
+        now = time.perf_counter()
+        training.own_s += now - started
+        own_s, training.own_s = training.own_s, 0.0
+        step_time_s = max(now - training.began - own_s, 0.0)
+        try:
+            training.recorder.step(
+                replace(facts, step_time_s=step_time_s, overhead_s=own_s + self.late_s)
+            )
+        finally:
+            training.began = time.perf_counter()
+            self.late_s = training.began - now
+
+    def _name(self, variables: list[Any]) -> None:
+        """Names of the weights; at the first step they are looked at, all of the model's."""
+        if all(id(v) in self.variables for v in variables):
+            return
+        known = self.training.paths.variable_names()
+        if not self.variables:
+            scan_weights(self.training, "start")
+        self.variables.update({key: name for key, (name, _, _) in known.items()})
+        for number, variable in enumerate(variables):
+            path = getattr(variable, "path", "") or getattr(variable, "name", "")
+            name = path.replace("/", ".").partition(":")[0] or f"weight{number}"
+            self.variables.setdefault(id(variable), name)
+
+    def _backward(self, variables: list[Any]) -> Backward | None:
+        """The last one for these weights; it is used up."""
+        ids = {id(v) for v in variables} | {id(getattr(v, "_value", v)) for v in variables}
+        kept = self.training.backwards
+        for at in range(len(kept) - 1, -1, -1):
+            if ids & kept[at].sources:
+                return kept.pop(at)
+        return None
+
+
+def scan_weights(training: Training, moment: str) -> None:
+    """All weights that are known, at the start or end."""
+    by_kind: dict[str, dict[str, Values]] = {}
+    for name, kind, variable in training.paths.variable_names().values():
+        values = variable_values(variable)
+        if values is not None:
+            by_kind.setdefault(kind, {})[name] = values
+    for kind, weights in by_kind.items():
+        training.recorder.weights(moment, weights, kind)
+
+
+def _weights(named: _Named) -> dict[str, Values]:
+    return {name: values for name, v, _ in named if (values := variable_values(v)) is not None}
+
+
+# What an optimizer of Keras holds: state, second moments, learning rate, epsilon, loss scale.
+
+
+# Running means of squared gradients: Adam and its kin, RMSprop; Adagrad's sum of them.
+_SECOND_MOMENTS = ("_velocities", "_accumulators", "_accumulated_grads")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerState:
+    """Before or after a step."""
+
+    scale: float
+    counter: int  # finite steps since the last change
+    steps: int  # calls of the inner optimizer; skipped steps do not count
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer that moves the weights."""
+    return optimizer.inner_optimizer if is_scaler(optimizer) else optimizer
+
+
+def calls(optimizer: Any) -> Any:
+    """The variable that counts calls. Where gradients are accumulated, ``iterations`` is no
+    variable but its quotient, moves of the weights."""
+    stepping = inner(optimizer)
+    return getattr(stepping, "_iterations", stepping.iterations)  # Keras 3.0 has no other
+
+
+def scaler_state(optimizer: Any) -> ScalerState | None:
+    """Of a LossScaleOptimizer; None for another optimizer."""
+    if not is_scaler(optimizer):
+        return None
+    if not optimizer.built:
+        return ScalerState(float(optimizer.initial_scale), 0, 0)
+    return ScalerState(
+        float(optimizer.dynamic_scale.numpy()),
+        int(optimizer.step_counter.numpy()),
+        int(calls(optimizer).numpy()),
+    )
+
+
+def static_factor(optimizer: Any) -> float | None:
+    """``loss_scale_factor`` of an optimizer without a scaler."""
+    return None if is_scaler(optimizer) else scalar(optimizer.loss_scale_factor)
+
+
+def learning_rate(optimizer: Any, settings: ControlSettings) -> float:
+    """Of the step that is coming."""
+    value = inner(optimizer).learning_rate
+    return (scalar(value) or 0.0) * settings.lr_factor
+
+
+def epsilon(optimizer: Any) -> float | None:
+    """Added to a denominator; None where there is none."""
+    return scalar(getattr(inner(optimizer), "epsilon", None))
+
+
+def state_of(optimizer: Any) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """(floating-point state by name, which of them are second moments)."""
+    stepping = inner(optimizer)
+    rate = id(getattr(stepping, "_learning_rate", None))
+    seconds = {
+        id(v) for name in _SECOND_MOMENTS for v in getattr(stepping, name, ()) if v is not None
+    }
+    state, second_moments = {}, []
+    for number, variable in enumerate(stepping._variables):
+        values = None if id(variable) == rate else variable_values(variable)
+        if values is not None:
+            name = f"{number}.{variable.name}"
+            state[name] = values
+            if id(variable) in seconds:
+                second_moments.append(name)
+    return state, tuple(second_moments)
+
+
+def is_gathering(optimizer: Any) -> bool:
+    """The coming call adds to ``gradient_accumulation_steps`` and moves no weight."""
+    steps = inner(optimizer).gradient_accumulation_steps
+    if not steps:
+        return False
+    done = int(calls(optimizer).numpy())
+    return (done + 1) % int(steps) != 0
+
+
+# The loss, and the gradients that come back to the layers' outputs.
+#
+# ``GradientTape.gradient(loss, weights)`` is asked for the layers' outputs as well. The tape
+# passes through them anyway and keeps each gradient as soon as it is complete: one pass, no
+# operation more, and bit-identical gradients of the weights.
+
+
+MAX_BACKWARDS = 64  # for weights that no optimizer steps
+MAX_SCALED = 64  # losses of tapes side by side, and of persistent ones, whose last use is not known
+
+
+@dataclass(slots=True)
+class LossWatch:
+    """Losses by the tensor that ``scale_loss`` gave for them."""
+
+    training: Training
+    scaler: OwnScaler
+    scaled: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id -> (scaled, unscaled)
+
+    def put_on(self, patches: Patches) -> None:
+        """Watch tapes, ``scale_loss`` and Keras' losses."""
+        patches.wrap(tf.GradientTape, "gradient", self._gradient)
+        for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+            patches.wrap(owner, "scale_loss", self._scale_loss)
+        patches.wrap(keras.losses.Loss, "__call__", self._loss)
+
+    def _scale_loss(self, original: Any, optimizer: Any, loss: Any) -> Any:
+        scaled = original(optimizer, loss)
+        if self.training.is_watching and scaled is not loss:
+            self.scaled[id(scaled)] = scaled, loss
+            if len(self.scaled) > MAX_SCALED:
+                del self.scaled[next(iter(self.scaled))]
+        return scaled
+
+    def _loss(
+        self, original: Any, loss: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.training.is_watching:
+            started = time.perf_counter()
+            for target in tf.nest.flatten(y_true):
+                values = values_of(target)
+                if values is not None:
+                    self.training.recorder.batch("target", values)
+            self.training.own_s += time.perf_counter() - started
+        value = original(loss, y_true, y_pred, *args, **kwargs)
+        if self.training.is_watching:
+            self._look_into(Called(loss, (y_true, y_pred, *args), kwargs, original), value)
+        return value
+
+    def _look_into(self, called: Called, value: Any) -> None:
+        """A loss that is not finite although the predictions are: the op inside."""
+        training, values = self.training, values_of(value)
+        if values is None or np.isfinite(values.floats()).all():
+            return
+        predictions = map(values_of, tf.nest.flatten(called.args[1]))
+        training.recorder.bad(
+            LayerCall(
+                "",
+                type(called.layer).__name__,
+                "layer",
+                tuple(v for v in predictions if v is not None),
+                (values,),
+                values.name,
+                training.line(),
+                could_possibly_record(),
+                lambda: training.quietly(called.in_fp32),
+                lambda: training.quietly(lambda: called.first_bad_op("", training.line)),
+            )
+        )
+
+    def _gradient(
+        self, original: Any, tape: Any, target: Any, sources: Any, output_gradients: Any = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        seeds = output_gradients
+        if not self.training.is_watching or target is None:
+            return original(tape, target, sources, seeds, **kwargs)
+        outputs, unreached = self.training.take_outputs()
+        flat = tf.nest.flatten(target)
+        is_scaled = any(id(t) in self.scaled for t in flat)
+        factor = None if is_scaled or seeds is not None else self.scaler.factor
+        if factor is not None:
+            seeds = [tf.fill(t.shape, tf.cast(factor, t.dtype)) for t in flat]
+        asked = [sources, [t for _, t in outputs]]
+        found, inside = original(tape, target, asked, seeds, **kwargs)
+        started = time.perf_counter()
+        for (path, _), gradient in zip(reversed(outputs), reversed(inside), strict=True):
+            values = values_of(gradient)
+            if values is not None:
+                self.training.recorder.backward(path, values)
+        self.training.give_back(outputs, unreached, inside)
+        if factor is not None:
+            found = self.scaler.unscaled(found, factor)
+        self._remember(target, sources, factor)
+        self.training.own_s += time.perf_counter() - started
+        return found
+
+    def _remember(self, target: Any, sources: Any, factor: float | None) -> None:
+        """The loss, unscaled, until the step of the optimizer that owns the sources."""
+        flat = [self.scaled.get(id(t), (t, t)) for t in tf.nest.flatten(target)]
+        is_scaled = any(given is not unscaled for given, unscaled in flat)
+        losses = [values_of(unscaled) for _, unscaled in flat]
+        total = sum((float(v.floats().astype(np.float64).sum()) for v in losses if v), 0.0)
+        backward = Backward(
+            loss=total * replicas() if any(losses) else None,  # each replica has its share
+            loss_dtype=short_name(flat[0][1].dtype) if flat else "",
+            scaled=is_scaled or factor is not None,
+            sources=frozenset(id(v) for v in tf.nest.flatten(sources)),
+            unscaled_by=factor,
+        )
+        kept = self.training.backwards
+        for i, before in enumerate(kept):
+            if before.sources == backward.sources:
+                backward.count = before.count + 1
+                del kept[i]
+                break
+        kept.append(backward)
+        del kept[:-MAX_BACKWARDS]
+
+
+# Controls that change the loss scale: of LossScaleOptimizer, of ``loss_scale_factor``, or a scaler
+# of ampscope's own where the script has none.
+#
+# Under fp32 and bf16 the scaler stays out of it: it is built as ever, scales nothing and skips
+# nothing, for neither precision needs it.
+
+
+NEVER = 2**31 - 2  # of step_counter, an int32
+FIRST_SCALE, INTERVAL = 2.0**15, 2000  # LossScaleOptimizer's own defaults
+
+
+@dataclass(slots=True)
+class OwnScaler:
+    """LossScaleOptimizer's policy around an optimizer that has none (``add_scaler``)."""
+
+    is_on: bool
+    scale: float = FIRST_SCALE
+    good: int = 0
+
+    @property
+    def factor(self) -> float | None:
+        """What the loss is multiplied by."""
+        return self.scale if self.is_on else None
+
+    def unscaled(self, gradients: Any, factor: float) -> Any:
+        """Divided again, before the script sees them."""
+        return tf.nest.map_structure(lambda g: None if g is None else g / factor, gradients)
+
+    def update(self, found_inf: bool) -> None:
+        """After a step."""
+        if found_inf:
+            self.scale, self.good = self.scale * 0.5, 0
+        elif self.good == INTERVAL - 1:
+            self.scale, self.good = self.scale * 2.0, 0
+        else:
+            self.good += 1
+
+
+def control_loss_scales(patches: Patches, training: Training) -> None:
+    """Put the settings on every scaler that is made, and on every ``loss_scale_factor``."""
+    settings = training.settings
+    first = settings.init_scale if settings.scale is None else settings.scale
+
+    def init(original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        if first is not None:
+            optimizer.initial_scale = first
+        if settings.growth_interval is not None:
+            optimizer.dynamic_growth_steps = settings.growth_interval
+        if settings.scale is not None:
+            optimizer.dynamic_growth_steps = NEVER
+
+    def scale_loss(original: Any, optimizer: Any, loss: Any) -> Any:
+        if is_inactive(optimizer, settings):
+            return loss
+        if first is not None and optimizer.loss_scale_factor is not None:
+            optimizer.loss_scale_factor = first
+        return original(optimizer, loss)
+
+    scaler = keras.optimizers.LossScaleOptimizer
+    patches.wrap(scaler, "__init__", init)
+    for owner in (keras.optimizers.Optimizer, scaler):
+        patches.wrap(owner, "scale_loss", scale_loss)
+
+
+def is_inactive(optimizer: Any, settings: ControlSettings) -> bool:
+    """A LossScaleOptimizer that a control has switched off."""
+    return bool(settings.precision) and is_scaler(optimizer)
+
+
+def is_scaler(optimizer: Any) -> bool:
+    """Whether this is Keras' scaler."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def hold(optimizer: Any, settings: ControlSettings) -> None:
+    """A constant scale, after the scaler has changed it."""
+    if settings.scale is not None and is_scaler(optimizer) and not settings.precision:
+        optimizer.dynamic_scale.assign(settings.scale)
+
+
+def step_inactive(optimizer: Any, gradients: Any, variables: Any) -> None:
+    """What a scaler that is switched off does."""
+    if not optimizer.built:
+        optimizer.build(variables)
+        optimizer.built = True
+    optimizer.inner_optimizer.apply(gradients, variables)
+
+
+def has_nonfinite(gradients: Any) -> bool:
+    """Whether any gradient holds NaN or infinity."""
+    arrays = [tf.convert_to_tensor(g).numpy() for g in gradients if g is not None]
+    return not all(np.isfinite(a.astype(np.float32)).all() for a in arrays)
