@@ -272,8 +272,8 @@ def _text(stream: str | bytes | None) -> str:
 
 def stand_in(script: str, *arguments: str) -> None:
     """Run a benchmark with a CUDA device that is stood in for."""
+    from ampscope.ext.rehearsal.stand_in_device import stand_in as standing_in
     from ampscope.policy.device_profiles import PROFILES
-    from ampscope.policy.stand_in_device import stand_in as standing_in
 
     sys.argv = [script, *arguments]
     with standing_in(PROFILES["h100"]):

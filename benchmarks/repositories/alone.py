@@ -28,8 +28,8 @@ class _Silent:
 
 def rehearsal(folder: str) -> AbstractContextManager[Any]:
     """The surroundings of a rehearsed run, without instruments."""
+    from ampscope.ext.rehearsal.stand_in_device import stand_in
     from ampscope.policy.device_profiles import PROFILES, USUAL
-    from ampscope.policy.stand_in_device import stand_in
     from ampscope.runner.probe import arithmetic
     from ampscope.runner.script_device import CudaRequests
     from ampscope.runner.script_main import without_compiling

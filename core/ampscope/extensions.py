@@ -66,6 +66,9 @@ class Extension:
     job_engines: Mapping[str, str] = field(default_factory=dict)
     frameworks: tuple[Framework, ...] = ()
     workloads: Mapping[str, str] = field(default_factory=dict)  # functions of (name, seed)
+    # Makes a script find a CUDA device: from a DeviceProfile a context manager of a SimulatedDevice
+    # (both in policy.device_profiles).
+    simulated_device: str = ""
     codes: str = ""  # what `explain` knows beside the causes: a mapping of name to causes.Code
 
 
@@ -105,6 +108,12 @@ def workloads() -> dict[str, str]:
 def frameworks() -> dict[str, Framework]:
     """By name; PyTorch is the engine's own."""
     return {each.name: each for one in all_extensions().values() for each in one.frameworks}
+
+
+def simulated_device() -> str:
+    """What makes a script find a CUDA device; "" where nothing does."""
+    found = (one.simulated_device for one in all_extensions().values())
+    return next(filter(None, found), "")
 
 
 def pages() -> tuple[Page, ...]:

@@ -24,8 +24,8 @@ import pytest
 import torch
 
 from ampscope.cli.main import main as ampscope
+from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.policy.device_profiles import PROFILES
-from ampscope.policy.stand_in_device import stand_in
 from ampscope.telemetry import sampler_process
 
 ROOT = Path(__file__).resolve().parents[2]

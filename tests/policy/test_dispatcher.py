@@ -29,8 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.policy.device_profiles import PROFILES
-from ampscope.policy.stand_in_device import stand_in
 from ampscope.runner.controls import HalfRequests
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests

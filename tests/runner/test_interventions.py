@@ -22,8 +22,8 @@ from torch.nn.functional import mse_loss
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from ampscope.errors import BadInput
+from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.policy.device_profiles import PROFILES
-from ampscope.policy.stand_in_device import stand_in
 from ampscope.runner.controls import applied
 from tests.helpers.script_watching import batch, equal, scaler, small_net, train, weights_of
 

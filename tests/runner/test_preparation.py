@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradient
 from ampscope.policy.device_profiles import PROFILES, USUAL
-from ampscope.policy.stand_in_device import stand_in
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import HALF_FROM, Cadence, RunSpec
 from ampscope.runner import script, script_recorder

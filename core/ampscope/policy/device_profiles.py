@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from ampscope.errors import BadInput
 from ampscope.hardware.capability import CAPABILITIES
@@ -30,6 +31,14 @@ class DeviceProfile:
     def memory_bytes(self) -> int:
         """Of the whole device; 16 GiB where it is not known."""
         return (_UNKNOWN_GIB if self.memory_gib is None else self.memory_gib) * _GIB
+
+
+class SimulatedDevice(Protocol):
+    """What makes a script find the device."""
+
+    on_half: Callable[[], bool] | None  # called when half precision takes part, until it is True
+    was_used: bool  # something was put on the device
+    rounded: dict[str, None]  # names of ops in half that were computed in fp32
 
 
 # Names as the driver gives them; compute capabilities: developer.nvidia.com/cuda-gpus; memory and

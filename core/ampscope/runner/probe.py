@@ -34,6 +34,7 @@ from ampscope.control import Control
 from ampscope.errors import BadInput, Cancelled
 from ampscope.numerics.formats import dtype_name
 from ampscope.policy.autocast_lists import resolve
+from ampscope.policy.device_profiles import SimulatedDevice
 from ampscope.policy.precision import (
     convert_model,
     custom_lists,
@@ -42,7 +43,6 @@ from ampscope.policy.precision import (
     torch_dtype,
 )
 from ampscope.policy.rehearsal import cuda_autocast_lists
-from ampscope.policy.stand_in_device import StandInDevice
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec, StepRecord
 from ampscope.runner.device import peak_bytes
@@ -98,7 +98,7 @@ def preload(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def arithmetic(policy: str, device: StandInDevice | None = None) -> Iterator[None]:
+def arithmetic(policy: str, device: SimulatedDevice | None = None) -> Iterator[None]:
     """Under the policy ``rehearsal`` a CPU follows CUDA's autocast lists and computes half
     matmuls as Tensor Cores do; under any other the device's own rules apply. ``device`` tells when
     half precision takes part: before, ops run at their own speed. Half that begins within a

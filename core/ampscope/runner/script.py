@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ampscope import extensions
 from ampscope.capture.script.dtype_ledger import shifted_seeds
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
@@ -31,8 +32,7 @@ from ampscope.control import BASELINE, TAPS, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.patches import Patches
-from ampscope.policy.device_profiles import PROFILES, USUAL
-from ampscope.policy.stand_in_device import StandInDevice, stand_in
+from ampscope.policy.device_profiles import PROFILES, USUAL, SimulatedDevice
 from ampscope.records import (
     AUTO,
     HALF_FROM,
@@ -176,7 +176,7 @@ class _Run:
             stands_in=not self.compiles,
             on_missing=self._rehearsed_instead,
         )
-        self.device: StandInDevice | None = None
+        self.device: SimulatedDevice | None = None
         self.started = time.monotonic()
         self.stage = Stage()
         self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
@@ -231,9 +231,10 @@ class _Run:
             if self.ranks is not None:
                 stack.enter_context(self.ranks.watching())
             stack.enter_context(self.cuda.watching())
-            if self.policy == "rehearsal" and not self.compiles:
+            simulated = extensions.simulated_device()
+            if simulated and self.policy == "rehearsal" and not self.compiles:
                 profile = PROFILES[self.spec.rehearsed or USUAL]
-                self.device = stack.enter_context(stand_in(profile))
+                self.device = stack.enter_context(extensions.load(simulated)(profile))
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             # Nothing is compiled below a mode that stands in for CUDA's arithmetic.
             policy = "native" if self.compiles else self.policy
@@ -310,6 +311,7 @@ class _Run:
         others, which wait for them, run on."""
         among_others = self.ranks is None or self.ranks.started
         is_open = self.spec.policy == AUTO and self.spec.control == BASELINE
+        is_open = is_open and bool(extensions.simulated_device())
         if self.stopped or not is_open or not self.processes.is_own or among_others:
             return
         self.stopped = "steps"

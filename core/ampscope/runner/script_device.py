@@ -5,11 +5,11 @@ themselves off with a warning: the script is an fp32 run, and what AMP does to i
 Under the policy ``rehearsal`` they are redirected to the CPU, with CUDA's default dtype; under any
 other the request is only noted, so that the run can say what it was.
 
-Below the stand-in for a device (:mod:`ampscope.policy.stand_in_device`) a script that takes the
-device that is there, ``torch.autocast(device.type)``, names CUDA. Where it names the CPU itself,
-without a dtype, the CPU's default bf16 stays, and a note says so. A script that runs compiled has
-no stand-in: there the same region names the CPU, and gets CUDA's default, fp16, if the script asked
-whether there is a CUDA device and has no scaler that stayed off for lack of one.
+Below a simulated device (an extension's) a script that takes the device that is there,
+``torch.autocast(device.type)``, names CUDA. Where it names the CPU itself, without a dtype, the
+CPU's default bf16 stays, and a note says so. A script that runs compiled has no such device: there
+the same region names the CPU, and gets CUDA's default, fp16, if the script asked whether there is a
+CUDA device and has no scaler that stayed off for lack of one.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampscope.capture.tensors import plain
-from ampscope.policy.cuda_answers import CannotRehearseError
+from ampscope.ext.rehearsal.cuda_answers import CannotRehearseError
+from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.policy.device_profiles import PROFILES
-from ampscope.policy.stand_in_device import stand_in
 
 
 @pytest.fixture

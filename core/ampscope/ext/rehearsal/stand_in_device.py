@@ -38,14 +38,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
 
-from ampscope.patches import Patches
-from ampscope.policy.cuda_answers import (
+from ampscope.ext.rehearsal.cuda_answers import (
     answering,
     asked_by_torch,
     device_named,
     name_of,
     old_type_name,
 )
+from ampscope.patches import Patches
 from ampscope.policy.device_profiles import DeviceProfile
 
 _MARK: Final = "_ampscope_device"
