@@ -1,4 +1,5 @@
-"""How the code is cut: modules, small ones with one reader, lines of code.
+"""How the code is cut: modules and lines of code of engine and extensions, small modules with one
+reader.
 
     python benchmarks/count_modules.py             # this checkout
     python benchmarks/count_modules.py ../other    # another one
@@ -15,6 +16,7 @@ import tokenize
 from pathlib import Path
 
 SMALL = 60  # lines
+EXTENSIONS = ("ampscope.ext.", "app.ext.")
 LEFT_OUT = ("zoo/scripts", "lessons/mistakes")
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -31,7 +33,13 @@ def main() -> None:
         name for name in paths if is_small(name, paths[name], importers.get(name, set()))
     )
     source = "".join(path.read_text() for path in paths.values())
-    print(f"{len(paths)} modules, {sum(map(code_lines, paths.values())):,} lines of code")
+    lines = {name: code_lines(path) for name, path in paths.items()}
+    for part, names in (
+        ("engine", [n for n in lines if not n.startswith(EXTENSIONS)]),
+        ("extensions", [n for n in lines if n.startswith(EXTENSIONS)]),
+        ("together", list(lines)),
+    ):
+        print(f"{part:10} {len(names):4} modules, {sum(lines[n] for n in names):7,} lines of code")
     print(f"{source.count('= lambda')} callbacks that are assigned as lambdas or named lambdas")
     print(f"{len(small)} modules under {SMALL} lines with one importer, in their own folder:")
     print("".join(f"    {name}\n" for name in small), end="")
