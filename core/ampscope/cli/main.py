@@ -63,7 +63,6 @@ COMMANDS = {
     "batch-size": "ampscope.cli.compare:batch_size",
     "tensor-cores": "ampscope.cli.hardware:cores",
     "hardware": "ampscope.cli.hardware:hardware",
-    "frameworks": "ampscope.ext.frameworks.cli:frameworks",
     "dashboard": "ampscope.cli.dashboard:dashboard",
     **extensions.commands(),
 }
