@@ -156,6 +156,16 @@ def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return opened
 
 
+@pytest.fixture
+def stand_in() -> Callable[..., object]:
+    """Makes a script find a CUDA device, where the extension that does so is there."""
+    from ampscope import extensions
+
+    if not extensions.simulated_device():
+        pytest.skip("no extension simulates a CUDA device")
+    return extensions.load(extensions.simulated_device())  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where helpers keep what one worker has measured for all of them."""

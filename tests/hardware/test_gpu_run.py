@@ -24,7 +24,6 @@ import pytest
 import torch
 
 from ampscope.cli.main import main as ampscope
-from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.policy.device_profiles import PROFILES
 from ampscope.telemetry import sampler_process
 
@@ -442,7 +441,7 @@ def test_no_sampler_reads_beside_the_bare_steps(
 
 
 def test_plain_torch_is_timed_in_few_rounds_on_few_elements(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, stand_in: Callable[..., Any]
 ) -> None:
     """It alone would have taken all of the time that the counter's prices have."""
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from ampscope import extensions
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, judged
 from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.diagnosis.result import DiagnosisResult, report_of
-from ampscope.ext.jobs.submitted_runs import SubmittedRuns
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
@@ -417,10 +417,10 @@ def test_whether_runs_share_a_gpu_is_known_without_torch(
     expected = {
         "this machine": (ScriptRuns(spec, store), shares),
         "keras": (ScriptRuns(replace(spec, framework="keras"), store), of_another_framework),
-        "local": (SubmittedRuns(spec, store, "local"), shares),
-        "slurm": (SubmittedRuns(spec, store, "slurm"), False),
-        "ray": (SubmittedRuns(spec, store, "ray"), False),
     }
+    for engine, where in extensions.job_engines().items():
+        jobs = extensions.load(where)(spec, store, engine)
+        expected[engine] = (jobs, engine == "local" and shares)
     for name, (runs, answer) in expected.items():
         runs.folder.cleanup()
         assert runs.share_a_gpu() is answer, name

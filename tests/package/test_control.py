@@ -13,7 +13,6 @@ import pytest
 from ampscope.causes import FIX_KINDS
 from ampscope.control import INTERVENTIONS, KINDS, LISTS, Control
 from ampscope.errors import BadInput
-from ampscope.ext.frameworks import adapters
 from ampscope.records import RunSpec
 from ampscope.runner import controls
 from ampscope.store.codec import spec_from_json, to_json
@@ -99,7 +98,6 @@ def test_the_code_spells_some() -> None:
 def test_each_name_is_applied_offered_and_explained() -> None:
     applied = {*controls._PLAIN, *controls._VALUED, "fp32_modules", "fp32_lines", "uncompiled"}
     assert applied == set(KINDS) - {"as_is", "compiled", "taps"}  # these are the recorder's
-    assert set(adapters._PLAIN) | set(adapters._NUMBERS) <= set(KINDS)
     assert [text.partition(":")[0] for text in INTERVENTIONS.split(", ")] == [
         name for name, kind in KINDS.items() if not kind.is_compiled
     ]

@@ -22,7 +22,6 @@ from torch.nn.functional import mse_loss
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from ampscope.errors import BadInput
-from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.policy.device_profiles import PROFILES
 from ampscope.runner.controls import applied
 from tests.helpers.script_watching import batch, equal, scaler, small_net, train, weights_of
@@ -322,7 +321,7 @@ def _line() -> int:
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_script_is_told_the_stand_in_device(word: str) -> None:
+def test_a_script_is_told_the_stand_in_device(word: str, stand_in: Callable[..., Any]) -> None:
     """A mode passes on what the script asks: with ampscope as the asker, all is on the CPU."""
     here = f"{Path(__file__).name}:{sys._getframe().f_lineno + 3}"
     word = word.replace("train.py:1", here)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ampscope.ext.rehearsal.stand_in_device import stand_in
 from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradient
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.tensor_core import TensorCoreMode
@@ -402,7 +402,7 @@ FIRST_HALF: dict[str, Callable[[Path], Tensor]] = {
 
 @pytest.mark.parametrize("first", FIRST_HALF.values(), ids=FIRST_HALF)
 def test_the_first_half_tensor_meets_the_arithmetic_of_cuda(
-    first: Callable[[Path], Tensor], tmp_path: Path
+    first: Callable[[Path], Tensor], tmp_path: Path, stand_in: Callable[..., Any]
 ) -> None:
     profile, found = PROFILES[USUAL], recorder()
     stack = _get_current_dispatch_mode_stack
@@ -422,7 +422,9 @@ def test_the_first_half_tensor_meets_the_arithmetic_of_cuda(
         pooled(torch.ones(CUBE).half())
 
 
-def test_a_preparation_gives_the_same_numbers_whether_or_not_cuda_is_rehearsed() -> None:
+def test_a_preparation_gives_the_same_numbers_whether_or_not_cuda_is_rehearsed(
+    stand_in: Callable[..., Any],
+) -> None:
     plain = prepared()
     with stand_in(PROFILES[USUAL]) as device, arithmetic("rehearsal", device):
         assert torch.equal(prepared(), plain)

@@ -20,9 +20,10 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import FIX_KINDS
 from ampscope.cli.main import main
+from ampscope.control import KINDS
 from ampscope.diagnosis.findings import diagnose
 from ampscope.errors import BadInput
-from ampscope.ext.frameworks import FRAMEWORKS, KERAS, PADDLE, environments, tensors
+from ampscope.ext.frameworks import FRAMEWORKS, KERAS, PADDLE, adapters, environments, tensors
 from ampscope.ext.frameworks import cli as cli_frameworks
 from ampscope.ext.frameworks import recorder as writing_room
 from ampscope.ext.frameworks.adapters import parse
@@ -112,6 +113,7 @@ def test_a_script_that_was_taken_for_torch_is_told_what_to_say(module: str, says
 
 
 def test_settings_are_pytorchs_words_and_nothing_else() -> None:
+    assert set(adapters._PLAIN) | set(adapters._NUMBERS) <= set(KINDS)
     settings = parse("as_is;init_scale:1024;growth_interval:2e3;lr:0.1;fp32_modules:a.b,c")
     assert (settings.init_scale, settings.growth_interval) == (1024.0, 2000)
     assert (settings.lr_factor, settings.fp32_modules) == (0.1, ("a.b", "c"))

@@ -276,7 +276,7 @@ def as_lists(seen):
 CHILD = """
 import ctypes, json, sys
 ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
-from tests.policy.test_dispatcher import as_lists, step_on_cuda
+from tests.ext.rehearsal.test_dispatcher import as_lists, step_on_cuda
 print(json.dumps(as_lists(step_on_cuda(*sys.argv[2:]))))
 """
 
