@@ -24,13 +24,13 @@ def test_every_command_is_listed_under_its_own_name() -> None:
 
 def test_a_command_imports_its_own_module_alone() -> None:
     """Asked in a fresh process: other tests have imported the rest here."""
-    code = "import sys; from ampscope.cli.main import main; main(['explain', 'AMP001'])"
+    code = "import sys; from ampscope.cli.main import COMMANDS, main; main(['explain', 'AMP001'])"
     code = f"import atexit, sys; atexit.register(lambda: print('numba' in sys.modules))\n{code}"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert found.stdout.splitlines()[-1] == "False", found.stderr
 
 
-@pytest.mark.parametrize("word", ["diagnos", "preflihgt"])
+@pytest.mark.parametrize("word", ["diagnos", "hardwrae"])
 def test_an_unknown_command_is_named_with_what_is_like_it(word: str) -> None:
     done = CliRunner().invoke(main, [word])
     assert done.exit_code == 2
@@ -46,6 +46,8 @@ def test_an_unknown_command_is_named_with_what_is_like_it(word: str) -> None:
 )  # fmt: skip
 def test_a_path_that_cannot_be_looked_at_is_one_sentence(words: list[str]) -> None:
     """A name that is too long fails as a folder does that may not be entered, also for root."""
+    if words[0] not in COMMANDS:
+        pytest.skip("the extension is not there")
     done = CliRunner().invoke(main, [word.format("x" * 300) for word in words])
     assert done.exit_code == 2, done.output
     assert done.output.startswith("ampscope: Cannot ")

@@ -255,6 +255,7 @@ def test_a_cuda_device_that_is_not_there_is_one_sentence(name: str, ended: dict[
     assert "Traceback" in ended[name].err.decode()
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_what_reaches_past_the_stand_in_is_not_told_to_rehearse(ended: dict[str, Ran]) -> None:
     info = ended["cuda driver"].run.info
     assert info.state is State.FAILED

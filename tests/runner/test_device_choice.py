@@ -114,6 +114,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
         yield made
 
 
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     "name", quick(CHOSEN, "type", "branch", "option", "attribute", "asked_dtype", "named_elsewhere")
 )

@@ -83,8 +83,10 @@ Hear = Callable[[DiagnosisResult], None]
 class DiagnosisPlan:
     """The runs made so far and what they say."""
 
-    def __init__(self, runs: ScriptRuns, say: Say) -> None:
+    def __init__(self, runs: ScriptRuns, say: Say, *, are_jobs: bool = False) -> None:
+        """``are_jobs``: each run may be another machine's, and is seen when it has ended."""
         self.runs = runs
+        self._are_jobs = are_jobs
         self.say = say
         self.on_change: Callable[[], None] = lambda: None  # once the verdict so far is known
         self.most_fixes = 0
@@ -195,7 +197,7 @@ class DiagnosisPlan:
 
     def ahead(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
-        if self.runs.are_jobs and not self.runs.share_a_gpu():
+        if self._are_jobs and not self.runs.share_a_gpu():
             parent = self.done["as_is"].info.id
             for control in controls:
                 if control not in self.views and control not in self._ahead:
@@ -542,7 +544,7 @@ def _begun(
         if on
         else ScriptRuns(first, store, private=True, in_place=in_place)
     )
-    plan = DiagnosisPlan(stack.enter_context(runs), say)
+    plan = DiagnosisPlan(stack.enter_context(runs), say, are_jobs=bool(on))
     plan.first_two(show)
     return plan
 

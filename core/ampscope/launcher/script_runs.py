@@ -102,8 +102,6 @@ def trackers_offline(environment: Mapping[str, str]) -> dict[str, str]:
 class ScriptRuns:
     """Serves runs of one script; use as a context manager."""
 
-    are_jobs = False  # whether a run may be another machine's, and is seen when it has ended
-
     def __init__(
         self,
         spec: RunSpec,

@@ -44,8 +44,6 @@ OVER_S = 120  # a job's time beyond the run's own: its start, and the end of its
 class SubmittedRuns(ScriptRuns):
     """As ScriptRuns; a run is a job. Raises BadInput where the engine is not there."""
 
-    are_jobs = True
-
     def __init__(self, spec: RunSpec, store: Path, engine: str) -> None:
         super().__init__(spec, store, private=True)
         self._engine = engine

@@ -1,0 +1,66 @@
+"""The engine without its extensions: the folders are deleted, and its own tests still pass."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DELETED = ("core/ampscope/ext", "app/ext", "tests/ext")
+COPIED = ("app", "core", "pages", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
+# What reads the door (ampscope/extensions.py) is tested in these; the others never pass it.
+AT_THE_DOOR = ("app", "cli", "launcher", "workloads", "zoo")
+# These are about the repository as a whole, and about its wheel; Chromium's tests take long.
+WHOLE = ("--ignore=tests/package", "--ignore=tests/browser")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository without its extensions."""
+    copy = tmp_path_factory.mktemp("engine")
+    unwanted = shutil.ignore_patterns("__pycache__", "unseen", "results")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    for name in DELETED:
+        shutil.rmtree(copy / name)
+    return copy
+
+
+def run(engine: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "AMPSCOPE_"))
+    }
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=engine, check=False,
+        env={**environment, "PYTHONPATH": str(engine / "core")},
+    )  # fmt: skip
+
+
+def test_the_commands_of_the_engine_are_left(engine: Path) -> None:
+    done = run(engine, "-c", "from ampscope.cli.main import COMMANDS; print(*COMMANDS)")
+    left = set(done.stdout.split())
+    assert {"diagnose", "probe", "runs", "dashboard"} <= left, done.stderr
+    assert not {"preflight", "diff", "mcp", "frameworks", "check"} & left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [f"tests/{folder}" for folder in AT_THE_DOOR],
+        pytest.param(["tests"], marks=pytest.mark.thorough),
+    ],
+    ids=["at the door", "all"],
+)
+def test_its_quick_tests_pass(engine: Path, chosen: list[str]) -> None:
+    done = run(engine, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *WHOLE, *chosen)
+    assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-1_000:]
+    assert " error" not in done.stdout[-300:]
