@@ -340,7 +340,12 @@ _SUSPICIOUS = re.compile(r"[:=]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|A
 def masked_text(text: str) -> str:
     """``text`` without secrets: the word, or the quoted text, behind the name of one; what is known
     by its form; what is hidden."""
-    text = without_secrets(text)
+    return masked_place(without_secrets(text))
+
+
+def masked_place(text: str) -> str:
+    """The path of a script, a line's name: as :func:`masked_text`, but for what is hidden. A folder
+    may be called as a password is, and a run of a diagnosis is told which lines to change."""
     if _SUSPICIOUS.search(text) is None:
         return text
     taken: Taken = []
@@ -565,7 +570,12 @@ def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 def masked_forms(text: str) -> str:
     """``text`` without what is hidden, or known by its form alone: of a program that was masked."""
-    return _forms(without_secrets(text), [])
+    return known_forms(without_secrets(text))
+
+
+def known_forms(text: str) -> str:
+    """``text`` without what is known by its form alone."""
+    return _forms(text, [])
 
 
 LONGEST_PROGRAM, LONGEST_LINE = 500_000, 250  # characters that are parsed

@@ -31,6 +31,7 @@ from ampscope.masks import (
     hide_secrets_of,
     masked,
     masked_by_pattern,
+    masked_place,
     masked_source,
     masked_text,
 )
@@ -74,7 +75,7 @@ def recorded(spec: RunSpec) -> RunSpec:
     if args and leaves_out("arguments") and spec.kind == "script":
         args = (ARGUMENTS_LEFT_OUT,)
     workload = PurePath(spec.workload).name if leaves_out("paths") else spec.workload
-    return replace(spec, args=args, workload=masked_text(workload))
+    return replace(spec, args=args, workload=masked_place(workload))
 
 
 def recorded_machine(machine: Machine) -> Machine:
@@ -85,6 +86,12 @@ def recorded_machine(machine: Machine) -> Machine:
 def recorded_text(text: str) -> str:
     """A text for a person on its way into a store."""
     text = masked_text(text)
+    return without_folders(text) if "/" in text and leaves_out("paths") else text
+
+
+def recorded_place(text: str) -> str:
+    """The path of a file or the name of a line on its way into a store: it still names it."""
+    text = masked_place(text)
     return without_folders(text) if "/" in text and leaves_out("paths") else text
 
 
