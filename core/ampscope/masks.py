@@ -17,6 +17,7 @@ import ast
 import base64
 import bisect
 import io
+import json
 import os
 import re
 import sys
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from urllib.parse import quote, quote_plus
 
 MASK = "***"
 
@@ -32,14 +34,20 @@ MASK = "***"
 
 _STRONG = {
     "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd",
-    "credential", "credentials", "authorization", "bearer", "apikey", "cookie",
+    "credential", "credentials", "authorization", "bearer", "apikey", "cookie", "cookies",
 }  # fmt: skip
 # Which also mean a word of a text, an entry of a table, a switch: they count at the end of a name.
-_WEAK = {"token", "key", "auth"}
+_WEAK = {"token", "key", "auth", "oauth"}
 _BEHIND_WEAK = {"value", "id", "string", "str", "header", "secret"}  # auth_header, access_key_id
+# Before "key": what a text calls so is a secret; "missing key: layer.weight" is none.
+_OF_A_DOOR = {
+    "access", "account", "api", "auth", "aws", "azure", "encryption", "hf", "license", "master",
+    "openai", "private", "secret", "security", "service", "session", "shared", "signing", "ssh",
+    "storage", "wandb",
+}  # fmt: skip
 _ENDS = (
-    "token", "secret", "password", "passwords", "passwd", "apikey", "apikeys", "accesskey",
-    "secretkey", "privatekey", "passphrase", "credential", "credentials",
+    "token", "secret", "password", "passwords", "passwd", "apikeys", "passphrase", "credential",
+    "credentials", *(f"{word}key" for word in _OF_A_DOOR),
 )  # fmt: skip
 # The last word of names such as --key-dim, --token-file, --auth-type: what it says is no secret.
 _HARMLESS = {
@@ -61,11 +69,6 @@ _OF_A_TABLE = {
     "feature", "foreign", "group", "image", "index", "input", "label", "loss", "metric", "monitor",
     "output", "param", "primary", "prng", "query", "rng", "self", "sort", "state", "target", "text",
 }  # fmt: skip
-# Before "key": what a text calls so is a secret; "missing key: layer.weight" is none.
-_OF_A_DOOR = {
-    "access", "account", "api", "auth", "aws", "azure", "encryption", "hf", "license", "openai",
-    "private", "secret", "service", "session", "shared", "signing", "ssh", "storage", "wandb",
-}  # fmt: skip
 _SWITCHED = {"true", "false", "none", "null", "yes", "no", "on", "off"}  # what switches are set to
 _SWITCHES = {"use", "no", "with", "without", "enable", "disable", "require", "is", "has"}
 
@@ -82,7 +85,7 @@ def _named(name: str) -> tuple[str, str, list[str]]:
     value is called as ``hf_token`` is."""
     words = [word for word in _words(name) if not word.isdigit()]
     end = len(words)
-    if end > 1 and words[-1] in _BEHIND_WEAK and words[-2] in _WEAK:
+    if end > 1 and words[-1] in _BEHIND_WEAK and words[-2] in _WEAK | _STRONG:
         end -= 1
     last, before = (words[end - 1 : end] or [""])[0], (words[max(end - 2, 0) : end - 1] or [""])[0]
     return last, before, words
@@ -97,7 +100,7 @@ def is_secret(name: str) -> bool:
         return False
     if words == ["pw"]:
         return name.startswith("-")  # elsewhere it is a pointwise convolution, a positive weight
-    if last == "token" and (before in _OF_A_VOCABULARY or words[-1] == "id"):
+    if last == "token" and before in _OF_A_VOCABULARY:
         return False
     if last == "key" and before in _OF_A_TABLE:
         return False
@@ -121,7 +124,7 @@ def _strength(name: str) -> int:
         return 2 if before else 1
     if last == "key":
         return 2 if before in _OF_A_DOOR or before in _STRONG or name.isupper() else 0
-    if last == "auth":
+    if last in ("auth", "oauth"):
         return 1
     return 2 if last in _STRONG or last.endswith(_ENDS) else 0
 
@@ -131,12 +134,19 @@ def _is_masked(name: str, value: str) -> bool:
     teacher`` is none, and no switch is one."""
     if not is_secret(name) or (len(value) < 10 and value.strip().lower() in _SWITCHED):
         return False
-    return _named(name)[0] != "key" or _strength(name) == 2 or _may_be_one(value)
+    last, _, words = _named(name)
+    if last == "token" and words[-1] == "id" and value.isdigit():
+        return False  # of a vocabulary
+    return last != "key" or _strength(name) == 2 or _may_be_one(value)
 
 
 def _is_hidden(name: str, value: str) -> bool:
     """Whether it is a secret wherever it stands: a plain word of ``--auth`` is none."""
-    return _named(name)[0] not in ("key", "auth") or _strength(name) == 2 or _may_be_one(value)
+    return (
+        _named(name)[0] not in ("key", "auth", "oauth")
+        or _strength(name) == 2
+        or _may_be_one(value)
+    )
 
 
 def _may_be_one(value: str) -> bool:
@@ -175,6 +185,7 @@ _WHOLE_ADDRESS = re.compile(
     r"(?s)(?:(?P<whole>\A(?:-{0,2}[\w.-]+=)?)|(?<![\w+.-]))[A-Za-z0-9][\w+.-]*://"
     r"(?P<rest>(?(whole).+|\S+))"
 )
+_NEXT_ADDRESS = re.compile(r"([,;|\[\](){}=&?#/\s][A-Za-z][\w+.-]*://)")  # within one
 _QUERY = re.compile(r"([?&#;])([\w.%-]+)=((?:(?!&[\w.%-]+=)[^\s#\"'<>])+)")
 _OF_QUERY = {"sig", "signature"}  # signed addresses of Azure and AWS
 
@@ -220,12 +231,7 @@ def _is_basic(value: str) -> bool:
 
 def _located(rest: str, taken: Taken) -> str:
     """What stands behind ``://``, without the user and without secrets in the query."""
-    end = _end_of_user(rest)
-    words = rest[: max(end, 0)].split()
-    if end >= 0 and (len(words) < 2 or ":" in words[0]):  # a blank may be in a password alone
-        if rest[:end] != MASK:
-            taken += [rest[:end], rest[:end].partition(":")[2]]
-        rest = f"{MASK}{rest[end:]}"
+    rest = "".join(_without_user(part, taken) for part in _NEXT_ADDRESS.split(rest))
 
     def one(found: re.Match[str]) -> str:
         if not (is_secret(found[2]) or _OF_QUERY & set(_words(found[2]))):
@@ -234,6 +240,16 @@ def _located(rest: str, taken: Taken) -> str:
         return f"{found[1]}{found[2]}={MASK}"
 
     return _QUERY.sub(one, rest) if "=" in rest else rest
+
+
+def _without_user(rest: str, taken: Taken) -> str:
+    end = _end_of_user(rest)
+    words = rest[: max(end, 0)].split()
+    if end < 0 or (len(words) > 1 and ":" not in words[0]):  # a blank may be in a password alone
+        return rest
+    if rest[:end] != MASK:
+        taken += [rest[:end], rest[:end].partition(":")[2]]
+    return f"{MASK}{rest[end:]}"
 
 
 def _end_of_user(rest: str) -> int:
@@ -304,7 +320,8 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
     look = 0
     while (found := _PAIR.search(arg, look)) is not None:
         look = found.end()
-        if not is_secret(found["name"]) or look == len(arg) or arg.startswith(MASK, look):
+        is_done = arg.startswith(MASK, look) and (literal or look + len(MASK) == len(arg))
+        if not is_secret(found["name"]) or look == len(arg) or is_done:
             continue
         before = arg[: found.start()]
         if before.endswith(("?", "&")) and "://" in before:
@@ -319,21 +336,46 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
             if _is_hidden(found["name"], value):
                 taken.append(value)
             return arg[:look] + MASK
-    return _flags(arg, taken) if " " in arg else arg
+    return _flags(arg, taken) if _MAY_HOLD_FLAGS.search(arg) else arg
 
 
 # --- texts for a person
 
-_TEXT_PAIR = re.compile(
-    r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\]?(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8})"""
+# A quoted text, which may lie in another: {\\"password\\": \\"X\\"}.
+_QUOTED_TEXT = (
+    r"""(?P<quote>\\{0,3}["'])(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S])){0,1000})(?P=quote)"""
 )
-_TEXT_VALUE = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\S{1,200}""")
+_TEXT_PAIR = re.compile(
+    r"""(?<![\w.-])(?P<name>[\w.-]+)\\{0,3}["']?\]?"""
+    r"""(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8}(?:[bru]{1,2}(?=\\{0,3}["']))?)"""
+)
+_TEXT_VALUE = re.compile(rf"""{_QUOTED_TEXT}|\S{{1,200}}""")
+_ITEMS = re.compile(r"""[\[({]\s{0,8}(?=[bru]{0,2}["'])[^\])}]{0,1000}[\])}]""")  # a list of texts
+_ITEM = re.compile(_QUOTED_TEXT)
 _FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)("[^"\n]*"|'[^'\n]*'|[^\s"',;]+)""")
+_MAY_HOLD_FLAGS = re.compile(r"""[ \["'(]-|^-|["'],""")
+# Behind an option in a sentence: "--password is required".
+_PROSE = {
+    "a", "an", "and", "are", "argument", "as", "before", "by", "can", "cannot", "expects", "flag",
+    "for", "from", "has", "if", "in", "instead", "is", "may", "missing", "must", "needs", "not",
+    "of", "on", "option", "or", "requires", "should", "the", "to", "was", "when", "will", "with",
+}  # fmt: skip
+# 'password', 'X': two of a list.
+_NEIGHBOUR = re.compile(
+    r"""(?P<before>[\[(]?)(?P<q>["'])(?P<name>-{0,2}[A-Za-z][\w.-]*)(?P=q),\s{0,8}"""
+    rf"(?=[bru]{{0,2}}{_QUOTED_TEXT}(?P<behind>[\])]?))"
+)
+# argparse's and click's.
+_REFUSED = re.compile(
+    r"(?i)((?:argument|invalid value for) [^:\n]{1,100}: (?:invalid [^:\n]{1,60}: )?)"
+    + _QUOTED_TEXT
+)
 _NO_VALUE = re.compile(
     r"(?i)[-+]?(?:\d{1,5}|\d{1,3}(?:,\d{3})+|\d*\.\d+|\d+\.)(?:e[-+]?\d+)?"
-    r"|none|null|true|false|yes|no|on|off|\*\*\*.*|[{<$%].*|\[[A-Z_]+\].*|lambda"
+    r"|none|null|true|false|yes|no|on|off|\*\*\*|lambda|\[[A-Z_]+\]"
+    r"|%(?:\(\w*\))?[sdrifg]|\{[\w.!:\[\]]*\}|\$\{\w*\}|\$(?-i:[A-Z_]+)|(?-i:<[a-z_/|]*>)|<[\w]+(?:\.\w+)+"
 )
-_SUSPICIOUS = re.compile(r"[:=]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
+_SUSPICIOUS = re.compile(r"[:=,]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
 
 
 @lru_cache(16_384)
@@ -353,7 +395,7 @@ def masked_place(text: str) -> str:
     if ":" in text or "=" in text:
         text = _HEADER.sub(_headed, text)
         text = _pairs(text)
-    return _flags(text, taken) if " -" in text or text.startswith("-") else text
+    return _flags(text, taken) if _MAY_HOLD_FLAGS.search(text) else text
 
 
 def _headed(found: re.Match[str]) -> str:
@@ -369,12 +411,21 @@ def _pairs(text: str) -> str:
         value = _TEXT_VALUE.match(text, look) if strength else None
         if value is None:
             continue
-        whole = value[0]
-        quote = whole[0] if len(whole) > 1 and whole[0] in "\"'" and whole[-1] == whole[0] else ""
-        inner = whole[1:-1] if quote else whole.rstrip(_BEHIND)
+        items = _ITEMS.match(text, look)
+        if items is not None and strength == 2:
+            parts += [text[at:look], _ITEM.sub(_unquoted, items[0])]
+            at = look = items.end()
+            continue
+        quote, whole = value["quote"] or "", value[0]
+        if whole.startswith(MASK) and text[max(found.start() - 1, 0)] in "?&#;":
+            continue  # of an address: masked above
+        inner = value["inner"] if quote else whole.rstrip(_BEHIND)
+        ends = range(len(inner), len(whole) + 1) if not quote else ()
+        if any(_NO_VALUE.fullmatch(whole[:end]) for end in ends):
+            continue  # "{token}" ends in what a sentence puts behind a value
         if not _is_value(found, inner, strength, bool(quote)):
             continue
-        parts += [text[at : look + len(quote)], MASK]
+        parts += [text[at : look + len(quote)], MASK + "\n" * inner.count("\n")]
         if not quote and len(whole) == len(inner):
             rest = _WORD.match(text, value.end())
             inner += rest[0].rstrip(_BEHIND) if rest is not None else ""
@@ -386,6 +437,13 @@ _BEHIND = ".,;:)]}>\"'"  # what a sentence puts behind a value
 _WORD = re.compile(r"\S*")
 
 
+def _unquoted(found: re.Match[str]) -> str:
+    """A match of a quoted text without what is quoted."""
+    start, end = found.start("inner") - found.start(), found.end("inner") - found.start()
+    lines = "\n" * found["inner"].count("\n")
+    return f"{found[0][:start]}{MASK}{lines}{found[0][end:]}"
+
+
 def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> bool:
     """Whether what stands behind the name of a secret is one."""
     if not inner or inner.startswith("=") or _NO_VALUE.fullmatch(inner):
@@ -393,7 +451,10 @@ def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> 
     if found["name"].startswith("-") and ":" in found["sign"]:
         return False  # "argument --token: expected one argument"
     is_prose = found["sign"].endswith((" ", "\t")) and "=" not in found["sign"] and not quoted
-    if strength == 2 and not (is_prose and _named(found["name"])[0] in _WEAK):
+    last, before, _ = _named(found["name"])
+    if strength == 2 and not (
+        is_prose and last in _WEAK and before not in _OF_A_DOOR and not found["name"].isupper()
+    ):
         return True
     if len(inner) < 4 or "(" in inner:
         return False
@@ -401,16 +462,35 @@ def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> 
 
 
 def _flags(text: str, taken: Taken) -> str:
-    """A command within a text: ``train.py --token X``."""
+    """A command within a text: ``train.py --token X``, ``['--token', 'X']``."""
+
+    def is_one(name: str, value: str) -> bool:
+        if not is_secret(name) or _NO_VALUE.fullmatch(value) or _OPTION.fullmatch(value):
+            return False
+        return _strength(name) == 2 or (len(value) >= 4 and _looks_random(value))
 
     def one(found: re.Match[str]) -> str:
         value = found[3].strip("\"'")
-        if not is_secret(found[1]) or len(value) < 4 or not _looks_random(value):
+        if value.lower().rstrip(_BEHIND) in _PROSE or not is_one(found[1], value):
             return found[0]
         taken.append(value)
         return f"{found[1]}{found[2]}{MASK}"
 
-    return _FLAG.sub(one, text)
+    def refused(found: re.Match[str]) -> str:
+        names = re.findall(r"--?[A-Za-z][\w-]*", found[1])
+        return _unquoted(found) if any(is_one(n, found["inner"]) for n in names) else found[0]
+
+    text = _FLAG.sub(one, text)
+    if "'" not in text and '"' not in text:
+        return text
+    parts, at = [], 0
+    for found in _NEIGHBOUR.finditer(text):
+        name, value = found["name"], found["inner"]
+        if (name.startswith("-") or (found["before"] and found["behind"])) and is_one(name, value):
+            taken.append(value)
+            parts += [text[at : found.start("inner")], MASK + "\n" * value.count("\n")]
+            at = found.end("inner")
+    return _REFUSED.sub(refused, "".join([*parts, text[at:]]))
 
 
 # --- values that are hidden wherever they appear
@@ -469,7 +549,10 @@ def _hide(taken: Taken) -> None:
         split = [] if is_path else _SPLIT.split(secret[:LONGEST_LITERAL])
         pieces = map(_of_pair, split)
         for part in (secret, secret.strip("\"'-"), *filter(_looks_random, pieces)):
-            for form in (part, repr(part)[1:-1]):
+            for form in dict.fromkeys(
+                (part, repr(part)[1:-1], json.dumps(part)[1:-1], quote(part, errors="replace"),
+                 quote(part, "", errors="replace"), quote_plus(part, errors="replace"))
+            ):  # fmt: skip
                 if _can_be_hidden(form) and form not in _hidden:
                     _hidden.append(form)
     if len(_hidden) != before:
