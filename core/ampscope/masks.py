@@ -626,6 +626,15 @@ _CONVERTS = _READS | {
     "str", "bytes", "b64decode", "fromhex", "unhexlify", "SecretStr", "field", "Field",
 }  # fmt: skip
 _DEFAULTS = {"default", "value", "const", "fallback", "initial"}
+_CALLS = {
+    "name",
+    "key",
+    "dest",
+    "option",
+    "field",
+    "envvar",
+    "header",
+}  # say what a thing is called
 _ENTERS = {"login", "relogin", "authenticate"}
 _VOCABULARY = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[{}%\w]{0,2}")
 Position = tuple[int, int]  # line from 1, character from 0
@@ -748,7 +757,8 @@ def _parsed(whole: str, taken: Taken, values: bool) -> str:
 
     spans: list[tuple[int, int]] = []  # of quoted texts that are secrets
     changes: list[tuple[int, int, str]] = []
-    for node in _secret_nodes(tree, values):
+    keys = _private_keys(tree) if "PRIVATE KEY" in whole else ()
+    for node in (*_secret_nodes(tree, values), *keys):
         last = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
         span = of_node(node.lineno, node.col_offset), of_node(*last)
         if _is_text(node):
@@ -824,14 +834,32 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
             ):
                 yield from _assigned(target, value)
             case ast.For(target=target, iter=given) | ast.comprehension(target=target, iter=given):
-                names = [name for name in _names(target) if not _is_bare(name)]
-                yield from _told(names, given)
+                items = given.elts if isinstance(given, ast.Tuple | ast.List) else []
+                of_each = [(target, given)]
+                if isinstance(target, ast.Tuple):
+                    of_each = [
+                        pair for item in items if isinstance(item, ast.Tuple | ast.List)
+                        for pair in zip(target.elts, item.elts, strict=False)
+                    ]  # fmt: skip
+                for one, value in of_each:
+                    yield from _told([n for n in _names(one) if not _is_bare(n)], value)
+            case ast.BoolOp(op=ast.Or(), values=parts):
+                names = [name for part in parts for name in _read(part)]
+                for part in parts:
+                    yield from _told(names, part, deep=False)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                # "a" if password else "b" is a choice; x if password else "b" has a default.
+                if _is_text(body) != _is_text(orelse):
+                    for part in (body, orelse):
+                        yield from _told(_read(test), part, deep=False)
             case ast.keyword(arg=str(name)):
                 yield from _told([name], node.value)
             case ast.Dict():
                 for key, value in zip(node.keys, node.values, strict=True):
                     names = [] if key is None else _names(key, texts=True)
                     yield from _told(names, value, deep=False, leaf=values)
+                keys = [_said(key) if key is not None else "" for key in node.keys]
+                yield from _by_role(list(zip(keys, node.values, strict=True)), [])
             case ast.arguments():
                 yield from _parameters(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -845,6 +873,15 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
                 yield from _compared(node)
             case ast.Tuple() | ast.List():
                 yield from _beside(node)
+
+
+def _private_keys(tree: ast.AST) -> Iterator[ast.expr]:
+    """All texts of an expression that puts a private key together, line by line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.BinOp | ast.List | ast.Tuple):
+            texts = list(_constants(node))
+            if any("-----BEGIN" in _said(text) for text in texts):
+                yield from texts
 
 
 def _told(
@@ -898,9 +935,27 @@ def _names(node: ast.AST, *, texts: bool = False) -> list[str]:
     return []
 
 
+def _read(node: ast.expr) -> list[str]:
+    """What the value of an expression is called where it comes from: ``args.token``,
+    ``config["token"]``, ``os.getenv("TOKEN")``, ``get_token()``."""
+    match node:
+        case ast.Call(func=func, args=args):
+            names = _names(func)[:1]
+            if names and names[0] in _READS:
+                texts = [part for part in args[:2] if isinstance(part, ast.Constant)]
+                return [name for part in texts for name in _names(part, texts=True)]
+            return names + (_read(func.value) if isinstance(func, ast.Attribute) else [])
+        case (
+            ast.UnaryOp(operand=operand) | ast.Await(value=operand)
+            | ast.Compare(left=operand, ops=[ast.Is() | ast.IsNot()])
+        ):  # fmt: skip
+            return _read(operand)
+    return [name for name in _names(node) if name != "key"]
+
+
 def _kinds(annotation: ast.expr) -> list[str]:
-    """``SecretStr``, ``Optional[Password]``: the names of secrets in an annotation."""
-    names = [name for part in ast.walk(annotation) for name in _names(part)]
+    """``SecretStr``, ``Optional["Password"]``: the names of secrets in an annotation."""
+    names = [name for part in ast.walk(annotation) for name in _names(part, texts=True)]
     return [name for name in names if is_secret(name) and not _is_bare(name)]
 
 
@@ -981,13 +1036,33 @@ def _called(node: ast.Call) -> Iterator[ast.expr]:
     named: list[str] = []
     for part in node.args:
         names = [n for n in _names(part, texts=True) if is_secret(n) and n != "key"]
-        is_text = isinstance(part, ast.Constant)
-        if not (is_text and str(part.value).startswith("-")):  # type: ignore[attr-defined]
+        if not _is_option(part):
             yield from _told(named, part, deep=False)
-        named += names if is_text else []
+        named += names if isinstance(part, ast.Constant) else []
+    first, *others = node.args or [node]
+    if isinstance(first, ast.expr) and others and all(map(_is_option, others)):
+        yield from _told(named, first, deep=False)  # typer.Option("X", "--password")
+    given: list[tuple[str, ast.expr]] = []
     for keyword in node.keywords:
-        if keyword.arg in _DEFAULTS:
-            yield from _told(named, keyword.value, deep=True)
+        if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+            parts = zip(keyword.value.keys, keyword.value.values, strict=True)
+            given += [(_said(key), value) for key, value in parts if key is not None]
+        elif keyword.arg is not None:
+            given.append((keyword.arg, keyword.value))
+    yield from _by_role(given, named)
+
+
+def _is_option(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and str(node.value).startswith("-")
+
+
+def _by_role(given: Sequence[tuple[str, ast.expr]], named: Sequence[str]) -> Iterator[ast.expr]:
+    """``key="TOKEN", default="X"``: the default of what another part names."""
+    names = [n for role, part in given if role in _CALLS for n in _names(part, texts=True)]
+    names = [name for name in names if name != "key"]
+    for role, part in given:
+        if role in _DEFAULTS:
+            yield from _told([*named, *names], part, deep=True)
 
 
 def _compared(node: ast.Compare) -> Iterator[ast.expr]:
