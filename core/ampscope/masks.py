@@ -339,6 +339,13 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
     return _flags(arg, taken) if _MAY_HOLD_FLAGS.search(arg) else arg
 
 
+def masked_value(name: str, value: str) -> str:
+    """A text that a program calls ``name``: all of it, where that is the name of a secret."""
+    if value and is_secret(name) and (_strength(name) == 2 or _may_be_one(value)):
+        return MASK
+    return masked_text(value)
+
+
 # --- texts for a person
 
 # A quoted text, which may lie in another: {\\"password\\": \\"X\\"}.
@@ -652,12 +659,6 @@ def masked_by_pattern(text: str) -> str:
     """Lines of a program that are not parsed, because they are read again and again, or come from
     elsewhere: whoever wrote them chooses how long that takes."""
     return masked_forms(_by_pattern(text))
-
-
-def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """:func:`masked_source` of lines, which hold no line ends."""
-    flat = [line.replace("\n", " ") for line in lines]
-    return tuple(masked_source("\n".join(flat)).split("\n")) if lines else ()
 
 
 def masked_forms(text: str) -> str:
