@@ -348,9 +348,10 @@ def masked_value(name: str, value: str) -> str:
 
 # --- texts for a person
 
-# A quoted text, which may lie in another: {\\"password\\": \\"X\\"}.
+# A quoted text, which may lie in another: {\"password\": \"X\"}.
 _QUOTED_TEXT = (
-    r"""(?P<quote>\\{0,3}["'])(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S])){0,1000})(?P=quote)"""
+    r"""(?P<quote>\\{0,3}(?:\"{3}|'{3}|["']))"""
+    r"""(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S])){0,1000})(?P=quote)"""
 )
 _TEXT_PAIR = re.compile(
     r"""(?<![\w.-])(?P<name>[\w.-]+)\\{0,3}["']?\]?"""
@@ -379,7 +380,7 @@ _REFUSED = re.compile(
 )
 _NO_VALUE = re.compile(
     r"(?i)[-+]?(?:\d{1,5}|\d{1,3}(?:,\d{3})+|\d*\.\d+|\d+\.)(?:e[-+]?\d+)?"
-    r"|none|null|true|false|yes|no|on|off|\*\*\*|lambda|\[[A-Z_]+\]"
+    r"|none|null|true|false|yes|no|on|off|\*\*\*|lambda|(?-i:\[[A-Z_]+\])"
     r"|%(?:\(\w*\))?[sdrifg]|\{[\w.!:\[\]]*\}|\$\{\w*\}|\$(?-i:[A-Z_]+)|(?-i:<[a-z_/|]*>)|<[\w]+(?:\.\w+)+"
 )
 _SUSPICIOUS = re.compile(r"[:=,]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
