@@ -57,9 +57,10 @@ def write_whole(path: Path, text: str) -> None:
 
 _LOCK = ".owner"
 _NAME = re.compile(r"ampscope-(?P<pid>\d{1,10})-(?P<started>\d{1,20})-\w+")
-_GIVEN = re.compile(r"given-\w+\.json")
-_YOUNG_S = 60.0  # a folder of another container's process may not have its lock yet
-_GIVEN_S = 3_600.0  # a child takes what was left for it within seconds of its start
+_GIVEN = re.compile(r"given-\w+-(?P<pid>\d{1,10})-(?P<started>\d{1,20})\.json")
+# A folder of another container's process may not have its lock yet; a child that outlives the
+# command takes what was left for it within seconds of its start.
+_YOUNG_S = 60.0
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
@@ -116,7 +117,7 @@ def _is_own(entry: os.DirEntry[str]) -> bool:
 def _is_left(folder: Path, name: re.Match[str]) -> bool:
     """Whether the process has ended. Its number says so here; a container with the same temporary
     folder has numbers of its own, so that the lock must be free, too."""
-    if is_alive(int(name["pid"]), float(name["started"]) or None):
+    if _lives(name):
         return False
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -131,12 +132,18 @@ def _is_left(folder: Path, name: re.Match[str]) -> bool:
     return True
 
 
+def _lives(name: re.Match[str]) -> bool:
+    return is_alive(int(name["pid"]), float(name["started"]) or None)
+
+
 def _remove_given(folder: Path) -> None:
-    """What was left for runs (ampscope.privacy.leave) whose processes never came for it."""
+    """What was left for runs (ampscope.privacy.leave) by a command that is gone, and whose own
+    processes never came for it."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return
         for entry in entries:
-            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _GIVEN_S
-            if _GIVEN.fullmatch(entry.name) and is_old:
+            name = _GIVEN.fullmatch(entry.name)
+            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _YOUNG_S
+            if name is not None and is_old and not _lives(name):
                 Path(entry.path).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import ast
 import base64
 import bisect
 import io
+import json
 import os
 import re
 import sys
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from urllib.parse import quote, quote_plus
 
 MASK = "***"
 
@@ -32,14 +34,20 @@ MASK = "***"
 
 _STRONG = {
     "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd",
-    "credential", "credentials", "authorization", "bearer", "apikey", "cookie",
+    "credential", "credentials", "authorization", "bearer", "apikey", "cookie", "cookies",
 }  # fmt: skip
 # Which also mean a word of a text, an entry of a table, a switch: they count at the end of a name.
-_WEAK = {"token", "key", "auth"}
+_WEAK = {"token", "key", "auth", "oauth"}
 _BEHIND_WEAK = {"value", "id", "string", "str", "header", "secret"}  # auth_header, access_key_id
+# Before "key": what a text calls so is a secret; "missing key: layer.weight" is none.
+_OF_A_DOOR = {
+    "access", "account", "api", "auth", "aws", "azure", "encryption", "hf", "license", "master",
+    "openai", "private", "secret", "security", "service", "session", "shared", "signing", "ssh",
+    "storage", "wandb",
+}  # fmt: skip
 _ENDS = (
-    "token", "secret", "password", "passwords", "passwd", "apikey", "apikeys", "accesskey",
-    "secretkey", "privatekey", "passphrase", "credential", "credentials",
+    "token", "secret", "password", "passwords", "passwd", "apikeys", "passphrase", "credential",
+    "credentials", *(f"{word}key" for word in _OF_A_DOOR),
 )  # fmt: skip
 # The last word of names such as --key-dim, --token-file, --auth-type: what it says is no secret.
 _HARMLESS = {
@@ -61,11 +69,6 @@ _OF_A_TABLE = {
     "feature", "foreign", "group", "image", "index", "input", "label", "loss", "metric", "monitor",
     "output", "param", "primary", "prng", "query", "rng", "self", "sort", "state", "target", "text",
 }  # fmt: skip
-# Before "key": what a text calls so is a secret; "missing key: layer.weight" is none.
-_OF_A_DOOR = {
-    "access", "account", "api", "auth", "aws", "azure", "encryption", "hf", "license", "openai",
-    "private", "secret", "service", "session", "shared", "signing", "ssh", "storage", "wandb",
-}  # fmt: skip
 _SWITCHED = {"true", "false", "none", "null", "yes", "no", "on", "off"}  # what switches are set to
 _SWITCHES = {"use", "no", "with", "without", "enable", "disable", "require", "is", "has"}
 
@@ -82,7 +85,7 @@ def _named(name: str) -> tuple[str, str, list[str]]:
     value is called as ``hf_token`` is."""
     words = [word for word in _words(name) if not word.isdigit()]
     end = len(words)
-    if end > 1 and words[-1] in _BEHIND_WEAK and words[-2] in _WEAK:
+    if end > 1 and words[-1] in _BEHIND_WEAK and words[-2] in _WEAK | _STRONG:
         end -= 1
     last, before = (words[end - 1 : end] or [""])[0], (words[max(end - 2, 0) : end - 1] or [""])[0]
     return last, before, words
@@ -97,7 +100,7 @@ def is_secret(name: str) -> bool:
         return False
     if words == ["pw"]:
         return name.startswith("-")  # elsewhere it is a pointwise convolution, a positive weight
-    if last == "token" and (before in _OF_A_VOCABULARY or words[-1] == "id"):
+    if last == "token" and before in _OF_A_VOCABULARY:
         return False
     if last == "key" and before in _OF_A_TABLE:
         return False
@@ -121,7 +124,7 @@ def _strength(name: str) -> int:
         return 2 if before else 1
     if last == "key":
         return 2 if before in _OF_A_DOOR or before in _STRONG or name.isupper() else 0
-    if last == "auth":
+    if last in ("auth", "oauth"):
         return 1
     return 2 if last in _STRONG or last.endswith(_ENDS) else 0
 
@@ -131,12 +134,19 @@ def _is_masked(name: str, value: str) -> bool:
     teacher`` is none, and no switch is one."""
     if not is_secret(name) or (len(value) < 10 and value.strip().lower() in _SWITCHED):
         return False
-    return _named(name)[0] != "key" or _strength(name) == 2 or _may_be_one(value)
+    last, _, words = _named(name)
+    if last == "token" and words[-1] == "id" and value.isdigit():
+        return False  # of a vocabulary
+    return last != "key" or _strength(name) == 2 or _may_be_one(value)
 
 
 def _is_hidden(name: str, value: str) -> bool:
     """Whether it is a secret wherever it stands: a plain word of ``--auth`` is none."""
-    return _named(name)[0] not in ("key", "auth") or _strength(name) == 2 or _may_be_one(value)
+    return (
+        _named(name)[0] not in ("key", "auth", "oauth")
+        or _strength(name) == 2
+        or _may_be_one(value)
+    )
 
 
 def _may_be_one(value: str) -> bool:
@@ -175,6 +185,7 @@ _WHOLE_ADDRESS = re.compile(
     r"(?s)(?:(?P<whole>\A(?:-{0,2}[\w.-]+=)?)|(?<![\w+.-]))[A-Za-z0-9][\w+.-]*://"
     r"(?P<rest>(?(whole).+|\S+))"
 )
+_NEXT_ADDRESS = re.compile(r"([,;|\[\](){}=&?#/\s][A-Za-z][\w+.-]*://)")  # within one
 _QUERY = re.compile(r"([?&#;])([\w.%-]+)=((?:(?!&[\w.%-]+=)[^\s#\"'<>])+)")
 _OF_QUERY = {"sig", "signature"}  # signed addresses of Azure and AWS
 
@@ -220,12 +231,7 @@ def _is_basic(value: str) -> bool:
 
 def _located(rest: str, taken: Taken) -> str:
     """What stands behind ``://``, without the user and without secrets in the query."""
-    end = _end_of_user(rest)
-    words = rest[: max(end, 0)].split()
-    if end >= 0 and (len(words) < 2 or ":" in words[0]):  # a blank may be in a password alone
-        if rest[:end] != MASK:
-            taken += [rest[:end], rest[:end].partition(":")[2]]
-        rest = f"{MASK}{rest[end:]}"
+    rest = "".join(_without_user(part, taken) for part in _NEXT_ADDRESS.split(rest))
 
     def one(found: re.Match[str]) -> str:
         if not (is_secret(found[2]) or _OF_QUERY & set(_words(found[2]))):
@@ -234,6 +240,16 @@ def _located(rest: str, taken: Taken) -> str:
         return f"{found[1]}{found[2]}={MASK}"
 
     return _QUERY.sub(one, rest) if "=" in rest else rest
+
+
+def _without_user(rest: str, taken: Taken) -> str:
+    end = _end_of_user(rest)
+    words = rest[: max(end, 0)].split()
+    if end < 0 or (len(words) > 1 and ":" not in words[0]):  # a blank may be in a password alone
+        return rest
+    if rest[:end] != MASK:
+        taken += [rest[:end], rest[:end].partition(":")[2]]
+    return f"{MASK}{rest[end:]}"
 
 
 def _end_of_user(rest: str) -> int:
@@ -304,7 +320,8 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
     look = 0
     while (found := _PAIR.search(arg, look)) is not None:
         look = found.end()
-        if not is_secret(found["name"]) or look == len(arg) or arg.startswith(MASK, look):
+        is_done = arg.startswith(MASK, look) and (literal or look + len(MASK) == len(arg))
+        if not is_secret(found["name"]) or look == len(arg) or is_done:
             continue
         before = arg[: found.start()]
         if before.endswith(("?", "&")) and "://" in before:
@@ -319,28 +336,66 @@ def masked_argument(arg: str, taken: Taken | None = None) -> str:
             if _is_hidden(found["name"], value):
                 taken.append(value)
             return arg[:look] + MASK
-    return _flags(arg, taken) if " " in arg else arg
+    return _flags(arg, taken) if _MAY_HOLD_FLAGS.search(arg) else arg
+
+
+def masked_value(name: str, value: str) -> str:
+    """A text that a program calls ``name``: all of it, where that is the name of a secret."""
+    if value and is_secret(name) and (_strength(name) == 2 or _may_be_one(value)):
+        return MASK
+    return masked_text(value)
 
 
 # --- texts for a person
 
-_TEXT_PAIR = re.compile(
-    r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\]?(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8})"""
+# A quoted text, which may lie in another: {\"password\": \"X\"}.
+_QUOTED_TEXT = (
+    r"""(?P<quote>\\{0,3}(?:\"{3}|'{3}|["']))"""
+    r"""(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S])){0,1000})(?P=quote)"""
 )
-_TEXT_VALUE = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\S{1,200}""")
+_TEXT_PAIR = re.compile(
+    r"""(?<![\w.-])(?P<name>[\w.-]+)\\{0,3}["']?\]?"""
+    r"""(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8}(?:[bru]{1,2}(?=\\{0,3}["']))?)"""
+)
+_TEXT_VALUE = re.compile(rf"""{_QUOTED_TEXT}|\S{{1,200}}""")
+_ITEMS = re.compile(r"""[\[({]\s{0,8}(?=[bru]{0,2}["'])[^\])}]{0,1000}[\])}]""")  # a list of texts
+_ITEM = re.compile(_QUOTED_TEXT)
 _FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)("[^"\n]*"|'[^'\n]*'|[^\s"',;]+)""")
+_MAY_HOLD_FLAGS = re.compile(r"""[ \["'(]-|^-|["'],""")
+# Behind an option in a sentence: "--password is required".
+_PROSE = {
+    "a", "an", "and", "are", "argument", "as", "before", "by", "can", "cannot", "expects", "flag",
+    "for", "from", "has", "if", "in", "instead", "is", "may", "missing", "must", "needs", "not",
+    "of", "on", "option", "or", "requires", "should", "the", "to", "was", "when", "will", "with",
+}  # fmt: skip
+# 'password', 'X': two of a list.
+_NEIGHBOUR = re.compile(
+    r"""(?P<before>[\[(]?)(?P<q>["'])(?P<name>-{0,2}[A-Za-z][\w.-]*)(?P=q),\s{0,8}"""
+    rf"(?=[bru]{{0,2}}{_QUOTED_TEXT}(?P<behind>[\])]?))"
+)
+# argparse's and click's.
+_REFUSED = re.compile(
+    r"(?i)((?:argument|invalid value for) [^:\n]{1,100}: (?:invalid [^:\n]{1,60}: )?)"
+    + _QUOTED_TEXT
+)
 _NO_VALUE = re.compile(
     r"(?i)[-+]?(?:\d{1,5}|\d{1,3}(?:,\d{3})+|\d*\.\d+|\d+\.)(?:e[-+]?\d+)?"
-    r"|none|null|true|false|yes|no|on|off|\*\*\*.*|[{<$%].*|\[[A-Z_]+\].*|lambda"
+    r"|none|null|true|false|yes|no|on|off|\*\*\*|lambda|(?-i:\[[A-Z_]+\])"
+    r"|%(?:\(\w*\))?[sdrifg]|\{[\w.!:\[\]]*\}|\$\{\w*\}|\$(?-i:[A-Z_]+)|(?-i:<[a-z_/|]*>)|<[\w]+(?:\.\w+)+"
 )
-_SUSPICIOUS = re.compile(r"[:=]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
+_SUSPICIOUS = re.compile(r"[:=,]|[ \t]-|_|-|\.|(?i:bearer|basic|wandb|AKIA|ASIA|AIza)")
 
 
 @lru_cache(16_384)
 def masked_text(text: str) -> str:
     """``text`` without secrets: the word, or the quoted text, behind the name of one; what is known
     by its form; what is hidden."""
-    text = without_secrets(text)
+    return masked_place(without_secrets(text))
+
+
+def masked_place(text: str) -> str:
+    """The path of a script, a line's name: as :func:`masked_text`, but for what is hidden. A folder
+    may be called as a password is, and a run of a diagnosis is told which lines to change."""
     if _SUSPICIOUS.search(text) is None:
         return text
     taken: Taken = []
@@ -348,7 +403,7 @@ def masked_text(text: str) -> str:
     if ":" in text or "=" in text:
         text = _HEADER.sub(_headed, text)
         text = _pairs(text)
-    return _flags(text, taken) if " -" in text or text.startswith("-") else text
+    return _flags(text, taken) if _MAY_HOLD_FLAGS.search(text) else text
 
 
 def _headed(found: re.Match[str]) -> str:
@@ -364,12 +419,21 @@ def _pairs(text: str) -> str:
         value = _TEXT_VALUE.match(text, look) if strength else None
         if value is None:
             continue
-        whole = value[0]
-        quote = whole[0] if len(whole) > 1 and whole[0] in "\"'" and whole[-1] == whole[0] else ""
-        inner = whole[1:-1] if quote else whole.rstrip(_BEHIND)
+        items = _ITEMS.match(text, look)
+        if items is not None and strength == 2:
+            parts += [text[at:look], _ITEM.sub(_unquoted, items[0])]
+            at = look = items.end()
+            continue
+        quote, whole = value["quote"] or "", value[0]
+        if whole.startswith(MASK) and text[max(found.start() - 1, 0)] in "?&#;":
+            continue  # of an address: masked above
+        inner = value["inner"] if quote else whole.rstrip(_BEHIND)
+        ends = range(len(inner), len(whole) + 1) if not quote else ()
+        if any(_NO_VALUE.fullmatch(whole[:end]) for end in ends):
+            continue  # "{token}" ends in what a sentence puts behind a value
         if not _is_value(found, inner, strength, bool(quote)):
             continue
-        parts += [text[at : look + len(quote)], MASK]
+        parts += [text[at : look + len(quote)], MASK + "\n" * inner.count("\n")]
         if not quote and len(whole) == len(inner):
             rest = _WORD.match(text, value.end())
             inner += rest[0].rstrip(_BEHIND) if rest is not None else ""
@@ -381,6 +445,13 @@ _BEHIND = ".,;:)]}>\"'"  # what a sentence puts behind a value
 _WORD = re.compile(r"\S*")
 
 
+def _unquoted(found: re.Match[str]) -> str:
+    """A match of a quoted text without what is quoted."""
+    start, end = found.start("inner") - found.start(), found.end("inner") - found.start()
+    lines = "\n" * found["inner"].count("\n")
+    return f"{found[0][:start]}{MASK}{lines}{found[0][end:]}"
+
+
 def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> bool:
     """Whether what stands behind the name of a secret is one."""
     if not inner or inner.startswith("=") or _NO_VALUE.fullmatch(inner):
@@ -388,7 +459,10 @@ def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> 
     if found["name"].startswith("-") and ":" in found["sign"]:
         return False  # "argument --token: expected one argument"
     is_prose = found["sign"].endswith((" ", "\t")) and "=" not in found["sign"] and not quoted
-    if strength == 2 and not (is_prose and _named(found["name"])[0] in _WEAK):
+    last, before, _ = _named(found["name"])
+    if strength == 2 and not (
+        is_prose and last in _WEAK and before not in _OF_A_DOOR and not found["name"].isupper()
+    ):
         return True
     if len(inner) < 4 or "(" in inner:
         return False
@@ -396,16 +470,35 @@ def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> 
 
 
 def _flags(text: str, taken: Taken) -> str:
-    """A command within a text: ``train.py --token X``."""
+    """A command within a text: ``train.py --token X``, ``['--token', 'X']``."""
+
+    def is_one(name: str, value: str) -> bool:
+        if not is_secret(name) or _NO_VALUE.fullmatch(value) or _OPTION.fullmatch(value):
+            return False
+        return _strength(name) == 2 or (len(value) >= 4 and _looks_random(value))
 
     def one(found: re.Match[str]) -> str:
         value = found[3].strip("\"'")
-        if not is_secret(found[1]) or len(value) < 4 or not _looks_random(value):
+        if value.lower().rstrip(_BEHIND) in _PROSE or not is_one(found[1], value):
             return found[0]
         taken.append(value)
         return f"{found[1]}{found[2]}{MASK}"
 
-    return _FLAG.sub(one, text)
+    def refused(found: re.Match[str]) -> str:
+        names = re.findall(r"--?[A-Za-z][\w-]*", found[1])
+        return _unquoted(found) if any(is_one(n, found["inner"]) for n in names) else found[0]
+
+    text = _FLAG.sub(one, text)
+    if "'" not in text and '"' not in text:
+        return text
+    parts, at = [], 0
+    for found in _NEIGHBOUR.finditer(text):
+        name, value = found["name"], found["inner"]
+        if (name.startswith("-") or (found["before"] and found["behind"])) and is_one(name, value):
+            taken.append(value)
+            parts += [text[at : found.start("inner")], MASK + "\n" * value.count("\n")]
+            at = found.end("inner")
+    return _REFUSED.sub(refused, "".join([*parts, text[at:]]))
 
 
 # --- values that are hidden wherever they appear
@@ -464,7 +557,10 @@ def _hide(taken: Taken) -> None:
         split = [] if is_path else _SPLIT.split(secret[:LONGEST_LITERAL])
         pieces = map(_of_pair, split)
         for part in (secret, secret.strip("\"'-"), *filter(_looks_random, pieces)):
-            for form in (part, repr(part)[1:-1]):
+            for form in dict.fromkeys(
+                (part, repr(part)[1:-1], json.dumps(part)[1:-1], quote(part, errors="replace"),
+                 quote(part, "", errors="replace"), quote_plus(part, errors="replace"))
+            ):  # fmt: skip
                 if _can_be_hidden(form) and form not in _hidden:
                     _hidden.append(form)
     if len(_hidden) != before:
@@ -538,6 +634,15 @@ _CONVERTS = _READS | {
     "str", "bytes", "b64decode", "fromhex", "unhexlify", "SecretStr", "field", "Field",
 }  # fmt: skip
 _DEFAULTS = {"default", "value", "const", "fallback", "initial"}
+_CALLS = {
+    "name",
+    "key",
+    "dest",
+    "option",
+    "field",
+    "envvar",
+    "header",
+}  # say what a thing is called
 _ENTERS = {"login", "relogin", "authenticate"}
 _VOCABULARY = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[{}%\w]{0,2}")
 Position = tuple[int, int]  # line from 1, character from 0
@@ -557,15 +662,14 @@ def masked_by_pattern(text: str) -> str:
     return masked_forms(_by_pattern(text))
 
 
-def masked_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """:func:`masked_source` of lines, which hold no line ends."""
-    flat = [line.replace("\n", " ") for line in lines]
-    return tuple(masked_source("\n".join(flat)).split("\n")) if lines else ()
-
-
 def masked_forms(text: str) -> str:
     """``text`` without what is hidden, or known by its form alone: of a program that was masked."""
-    return _forms(without_secrets(text), [])
+    return known_forms(without_secrets(text))
+
+
+def known_forms(text: str) -> str:
+    """``text`` without what is known by its form alone."""
+    return _forms(text, [])
 
 
 LONGEST_PROGRAM, LONGEST_LINE = 500_000, 250  # characters that are parsed
@@ -655,7 +759,8 @@ def _parsed(whole: str, taken: Taken, values: bool) -> str:
 
     spans: list[tuple[int, int]] = []  # of quoted texts that are secrets
     changes: list[tuple[int, int, str]] = []
-    for node in _secret_nodes(tree, values):
+    keys = _private_keys(tree) if "PRIVATE KEY" in whole else ()
+    for node in (*_secret_nodes(tree, values), *keys):
         last = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
         span = of_node(node.lineno, node.col_offset), of_node(*last)
         if _is_text(node):
@@ -731,14 +836,32 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
             ):
                 yield from _assigned(target, value)
             case ast.For(target=target, iter=given) | ast.comprehension(target=target, iter=given):
-                names = [name for name in _names(target) if not _is_bare(name)]
-                yield from _told(names, given)
+                items = given.elts if isinstance(given, ast.Tuple | ast.List) else []
+                of_each = [(target, given)]
+                if isinstance(target, ast.Tuple):
+                    of_each = [
+                        pair for item in items if isinstance(item, ast.Tuple | ast.List)
+                        for pair in zip(target.elts, item.elts, strict=False)
+                    ]  # fmt: skip
+                for one, value in of_each:
+                    yield from _told([n for n in _names(one) if not _is_bare(n)], value)
+            case ast.BoolOp(op=ast.Or(), values=parts):
+                names = [name for part in parts for name in _read(part)]
+                for part in parts:
+                    yield from _told(names, part, deep=False)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                # "a" if password else "b" is a choice; x if password else "b" has a default.
+                if _is_text(body) != _is_text(orelse):
+                    for part in (body, orelse):
+                        yield from _told(_read(test), part, deep=False)
             case ast.keyword(arg=str(name)):
                 yield from _told([name], node.value)
             case ast.Dict():
                 for key, value in zip(node.keys, node.values, strict=True):
                     names = [] if key is None else _names(key, texts=True)
                     yield from _told(names, value, deep=False, leaf=values)
+                keys = [_said(key) if key is not None else "" for key in node.keys]
+                yield from _by_role(list(zip(keys, node.values, strict=True)), [])
             case ast.arguments():
                 yield from _parameters(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -752,6 +875,15 @@ def _secret_nodes(tree: ast.AST, values: bool) -> Iterator[ast.expr]:
                 yield from _compared(node)
             case ast.Tuple() | ast.List():
                 yield from _beside(node)
+
+
+def _private_keys(tree: ast.AST) -> Iterator[ast.expr]:
+    """All texts of an expression that puts a private key together, line by line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.BinOp | ast.List | ast.Tuple):
+            texts = list(_constants(node))
+            if any("-----BEGIN" in _said(text) for text in texts):
+                yield from texts
 
 
 def _told(
@@ -805,9 +937,27 @@ def _names(node: ast.AST, *, texts: bool = False) -> list[str]:
     return []
 
 
+def _read(node: ast.expr) -> list[str]:
+    """What the value of an expression is called where it comes from: ``args.token``,
+    ``config["token"]``, ``os.getenv("TOKEN")``, ``get_token()``."""
+    match node:
+        case ast.Call(func=func, args=args):
+            names = _names(func)[:1]
+            if names and names[0] in _READS:
+                texts = [part for part in args[:2] if isinstance(part, ast.Constant)]
+                return [name for part in texts for name in _names(part, texts=True)]
+            return names + (_read(func.value) if isinstance(func, ast.Attribute) else [])
+        case (
+            ast.UnaryOp(operand=operand) | ast.Await(value=operand)
+            | ast.Compare(left=operand, ops=[ast.Is() | ast.IsNot()])
+        ):  # fmt: skip
+            return _read(operand)
+    return [name for name in _names(node) if name != "key"]
+
+
 def _kinds(annotation: ast.expr) -> list[str]:
-    """``SecretStr``, ``Optional[Password]``: the names of secrets in an annotation."""
-    names = [name for part in ast.walk(annotation) for name in _names(part)]
+    """``SecretStr``, ``Optional["Password"]``: the names of secrets in an annotation."""
+    names = [name for part in ast.walk(annotation) for name in _names(part, texts=True)]
     return [name for name in names if is_secret(name) and not _is_bare(name)]
 
 
@@ -888,13 +1038,33 @@ def _called(node: ast.Call) -> Iterator[ast.expr]:
     named: list[str] = []
     for part in node.args:
         names = [n for n in _names(part, texts=True) if is_secret(n) and n != "key"]
-        is_text = isinstance(part, ast.Constant)
-        if not (is_text and str(part.value).startswith("-")):  # type: ignore[attr-defined]
+        if not _is_option(part):
             yield from _told(named, part, deep=False)
-        named += names if is_text else []
+        named += names if isinstance(part, ast.Constant) else []
+    first, *others = node.args or [node]
+    if isinstance(first, ast.expr) and others and all(map(_is_option, others)):
+        yield from _told(named, first, deep=False)  # typer.Option("X", "--password")
+    given: list[tuple[str, ast.expr]] = []
     for keyword in node.keywords:
-        if keyword.arg in _DEFAULTS:
-            yield from _told(named, keyword.value, deep=True)
+        if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+            parts = zip(keyword.value.keys, keyword.value.values, strict=True)
+            given += [(_said(key), value) for key, value in parts if key is not None]
+        elif keyword.arg is not None:
+            given.append((keyword.arg, keyword.value))
+    yield from _by_role(given, named)
+
+
+def _is_option(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and str(node.value).startswith("-")
+
+
+def _by_role(given: Sequence[tuple[str, ast.expr]], named: Sequence[str]) -> Iterator[ast.expr]:
+    """``key="TOKEN", default="X"``: the default of what another part names."""
+    names = [n for role, part in given if role in _CALLS for n in _names(part, texts=True)]
+    names = [name for name in names if name != "key"]
+    for role, part in given:
+        if role in _DEFAULTS:
+            yield from _told([*named, *names], part, deep=True)
 
 
 def _compared(node: ast.Compare) -> Iterator[ast.expr]:

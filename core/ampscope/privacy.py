@@ -31,10 +31,12 @@ from ampscope.masks import (
     hide_secrets_of,
     masked,
     masked_by_pattern,
+    masked_place,
     masked_source,
     masked_text,
 )
 from ampscope.records import Machine, RunSpec
+from ampscope.store.processes import process_start_time
 
 T = TypeVar("T")
 ARGUMENTS_LEFT_OUT = "(left out)"  # stands for all arguments of a script
@@ -74,7 +76,7 @@ def recorded(spec: RunSpec) -> RunSpec:
     if args and leaves_out("arguments") and spec.kind == "script":
         args = (ARGUMENTS_LEFT_OUT,)
     workload = PurePath(spec.workload).name if leaves_out("paths") else spec.workload
-    return replace(spec, args=args, workload=masked_text(workload))
+    return replace(spec, args=args, workload=masked_place(workload))
 
 
 def recorded_machine(machine: Machine) -> Machine:
@@ -85,6 +87,12 @@ def recorded_machine(machine: Machine) -> Machine:
 def recorded_text(text: str) -> str:
     """A text for a person on its way into a store."""
     text = masked_text(text)
+    return without_folders(text) if "/" in text and leaves_out("paths") else text
+
+
+def recorded_place(text: str) -> str:
+    """The path of a file or the name of a line on its way into a store: it still names it."""
+    text = masked_place(text)
     return without_folders(text) if "/" in text and leaves_out("paths") else text
 
 
@@ -183,18 +191,21 @@ def leave(run_id: str, spec: RunSpec) -> None:
     ):
         return
     given = {"workload": spec.workload, "args": spec.args}
-    file = os.open(_given(run_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    pid = os.getpid()  # ampscope.files removes what is left when this process is gone
+    name = f"given-{run_id}-{pid}-{int(process_start_time(pid) or 0)}.json"
+    file = os.open(
+        private_folder() / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
+    )
     with open(file, "w", encoding="utf-8") as opened:
         json.dump(given, opened)
 
 
 def taken(run_id: str, spec: RunSpec) -> RunSpec:
     """``spec``, read from the store, with what was left for the run; the file is gone then."""
-    path = _given(run_id)
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    path = next(iter(_given(run_id)), None)
+    if path is None:
         return spec
+    given = json.loads(path.read_text(encoding="utf-8"))
     path.unlink(missing_ok=True)
     hide_secrets_of(given["args"])
     return replace(spec, workload=given["workload"], args=tuple(given["args"]))
@@ -203,8 +214,9 @@ def taken(run_id: str, spec: RunSpec) -> RunSpec:
 def forget(run_id: str) -> None:
     """Remove what was left for a run that never began."""
     with contextlib.suppress(OSError, BadInput):
-        _given(run_id).unlink(missing_ok=True)
+        for path in _given(run_id):
+            path.unlink(missing_ok=True)
 
 
-def _given(run_id: str) -> Path:
-    return private_folder() / f"given-{run_id}.json"
+def _given(run_id: str) -> list[Path]:
+    return list(private_folder().glob(f"given-{run_id}-*.json"))

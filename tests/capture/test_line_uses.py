@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ampscope.capture.script.line_uses import LineUses
+from ampscope.capture.script.line_uses import LineUses, _text
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.observations import LineUse, SourceText
@@ -51,6 +52,17 @@ def test_forward_backward_and_casts_of_a_line() -> None:
     assert "mm" in backward  # of the weight's gradient
     fp32 = [use for use in of_line(uses, "# in fp32") if use.op in ("pow", "sum")]
     assert {(use.takes, use.makes) for use in fp32} == {(("fp32",), "fp32")}
+
+
+def test_a_long_file_is_masked_before_it_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "long.py"
+    inner = "\n".join(["    x = 1"] * 4_990)
+    file.write_text(
+        f"def f():\n{inner}\n    password = (\n        'a'\n        'TAIL'\n" + "\n" * 99 + ")\n"
+    )
+    text = _text(str(file))
+    assert len(text.lines) == 5_000
+    assert "TAIL" not in "\n".join(text.lines)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ampscope import masks
 from ampscope.files import TemporaryFolder, make_deletable, remove_leftovers
+from ampscope.privacy import leave, taken
+from ampscope.records import RunSpec
 from tests.helpers.child_runs import command_line, run_command
 
 MAKES = """
@@ -104,18 +107,23 @@ def test_only_own_folders_of_ended_processes_are_removed(
     assert other.exists()
 
 
-def test_what_was_left_for_a_run_that_never_began_goes(place: Path) -> None:
+def test_what_a_killed_command_left_for_a_run_goes(place: Path) -> None:
+    leave("abc", RunSpec("train.py", kind="script", args=("--token", "Hq7TAILv2")))
     folder = place / f"ampscope-{os.getuid()}"
-    folder.mkdir()
-    old, new, lock = folder / "given-abc.json", folder / "given-abd.json", folder / "cpu.lock"
-    for path in (old, new, lock):
+    (living,) = folder.glob("given-abc-*.json")
+    left = folder / f"given-abd-{dead()}-12.json"
+    young, lock = folder / f"given-abe-{dead()}-12.json", folder / "cpu.lock"
+    for path in (left, young, lock):
         path.write_text("{}")
-    for path in (old, lock):
-        os.utime(path, (time.time() - 86_400,) * 2)
+    for path in (living, left, lock):
+        os.utime(path, (time.time() - 120,) * 2)
     remove_leftovers()
-    assert not old.exists()
-    assert new.exists()
-    assert lock.exists()
+    assert not left.exists()
+    assert all(path.exists() for path in (living, young, lock))
+    assert taken("abc", RunSpec("train.py", kind="script")).args == ("--token", "Hq7TAILv2")
+    assert not living.exists()
+    masks._hidden.clear()
+    masks.masked_text.cache_clear()
 
 
 def test_what_a_link_leads_to_keeps_its_permissions(tmp_path: Path) -> None:

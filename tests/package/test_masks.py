@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import base64
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -132,6 +134,23 @@ ARGUMENTS: list[tuple[str, ...]] = [
     ("push", "xoxb-" + X * 2),
     ("push", "gsk_" + X * 4),
     (f"-----BEGIN RSA PRIVATE KEY-----\n{X}\n-----END RSA PRIVATE KEY-----",),
+    # other names
+    ("--cookies", f"sid={X}"),
+    ("--token-id", X),
+    ("--api-token-id", X),
+    ("--hf_token_id", X),
+    ("--oauth", X),
+    ("--masterkey", X),
+    ("--sessionkey", X),
+    ("--signingkey", X),
+    # several in one
+    (f"https://a:P@h1,https://b:{X}@h2",),
+    (f"--proxy=http=http://a:p@h1;https=http://b:{X}@h2",),
+    (f"https://h1?next=https://me:{X}@h2",),
+    ("--cmd", "run --password tail"),
+    ("--cmd=run --password tail",),
+    ('["--password","tail"]',),
+    ("--password=***,TAIL",),
 ]
 
 
@@ -175,7 +194,7 @@ KEPT_ARGUMENTS = [
     ("data:8080", "https://host.org/a@b", "monkey=1", "--author=me"),
     ("http://localhost:8080/a@b", "http://10.0.0.1:29500/x@y"),
     ("git+https://github.com/o/r@v1.0", f"--commit={HEX}", f"--revision={HEX}"),
-    ("--pad-token", "<pad>", "--eos_token=</s>", "--pad-token-id", "0"),
+    ("--pad-token", "<pad>", "--eos_token=</s>", "--pad-token-id", "0", "--token-id", "50256"),
     ("--per-token-loss", "true", "--label-key=y", "--sort-key", "date"),
     ("--run", "123e4567-e89b-12d3-a456-426614174000"),
     ('{"lr": 0.1, "betas": [0.9, 0.95]}', "{a: 1}"),
@@ -271,6 +290,32 @@ SOURCES = [
     f'é = "ü"; password = "é{X}"; lr = 1',
     f'accesskey = "{X}"',
     f'client = Client(secretkey="{X}")',
+    f'requests.get(url, cookies={{"session": "{X}"}})',
+    'os.system("x --password TAIL")',
+    f'proxies = "http=http://a:p@h1;https=http://b:{X}@h2"',
+    'json.loads("{\\"password\\": \\"TAIL\\"}")',
+    # what stands in for a secret that is read
+    f'print(args.token or "{X}")',
+    'client = Client(args.api_token or "TAIL")',
+    'f(cfg.get("api_key") or "TAIL")',
+    f'f(config["token"] or "{X}")',
+    'f(os.getenv("HF_TOKEN") or x or "TAIL")',
+    f'f(x if args.token else "{X}")',
+    'f("TAIL" if args.password is None else x)',
+    # other places of a name
+    'x: SecretStr = "TAIL"',
+    'x = SecretStr("TAIL")',
+    'x: "Password" = "TAIL"',
+    'for user, password in [("a", "TAIL")]: pass',
+    'x = typer.Option("TAIL", "--password")',
+    'os.getenv(key="DB_PASSWORD", default="TAIL")',
+    '{"name": "password", "value": "TAIL"}',
+    'parser.add_argument("--x", dest="password", default="TAIL")',
+    'parser.add_argument("--password", **{"default": "TAIL"})',
+    # a private key, line by line
+    'k = ("-----BEGIN RSA PRIVATE KEY-----\\n"\n"TAIL\\n"\n"-----END RSA PRIVATE KEY-----")',
+    'k = ("-----BEGIN RSA PRIVATE KEY-----\\n" +\n"TAIL\\n" +\n"-----END RSA PRIVATE KEY-----")',
+    'k = "\\n".join(["-----BEGIN PRIVATE KEY-----", "TAIL", "-----END PRIVATE KEY-----"])',
 ]
 BROKEN = [  # no programs, or parts of one
     f'    lr="1", password="{X}")',
@@ -359,6 +404,13 @@ HARMLESS_SOURCES = [
     'class_token = self.f("bilinear")',
     "    return x",
     "",
+    'print("with" if args.password else "without")',
+    'token = "cls" if token is None else token',
+    'f(key or "layer1", kw.get(key) or "layer2", "attn1" if key == "k" else x)',
+    'self.mixer = token or "mean"',
+    'for key, value in [("layer1", "layer2")]: pass',
+    '{"name": "token", "value": "mean"}',
+    'f(name="key", default="layer1")',
     "@torch.no_grad()",
     "else:",
     "}",
@@ -403,6 +455,38 @@ TEXTS = [
     f"-----BEGIN PRIVATE KEY-----\n{X}\n-----END PRIVATE KEY-----",
     f"[passphrase={X}]",
     f"passwd:{X}",
+    f"https://a:P@h1,https://b:{X}@h2",
+    f"http=http://a:p@h1;https=http://b:{X}@h2",
+    f"https://h1?next=https://me:{X}@h2",
+    f"[https://a:P@h1|https://b:{X}@h2]",
+    # lists
+    "Command '['mysqldump', '--password', 'TAIL']' returned non-zero exit status 1.",
+    f"Command '['mysqldump', '--token', '{X}']' timed out after 1 seconds",
+    f"('X-Api-Key', '{X}')",
+    f'["token","{X}"]',
+    "[('Authorization', 'TAIL')]",
+    f"argument --token: invalid choice: '{X}' (choose from 'a', 'b')",
+    f"argument -t/--token: invalid int value: '{X}'",
+    "Invalid value for '--password': 'TAIL' is not one of 'a'",
+    # plain words behind sure names
+    "--password TAIL",
+    "x --password 'a TAIL' is wrong",
+    "train.py --api-key TAIL",
+    "api_key: TAIL",
+    "HF_TOKEN: TAIL",
+    "x-amz-security-token: TAIL",
+    # values that begin like a placeholder
+    f"password=%{X}!",
+    f"password=${X}",
+    f"password={{{X}",
+    f"password=<{X}",
+    "password=***,TAIL",
+    f"password=p}}}}{X}",
+    f"'password': b'p {X}'",
+    f"password=['p', '{X}']",
+    f"password='p\n{X}'",
+    f'password="""p {X}"""',
+    "password=[TAILx]",
 ]
 
 
@@ -500,6 +584,11 @@ HARMLESS = [
     "checkpoint_key=teacher",
     "hf_model/gpt2",
     "sk-learn",
+    "the --password option must be given, --api-key is required",
+    "password=%(password)s, token={token}, password=${PASSWORD}",
+    "('query', 'key'), ['token', 'hidden']",
+    "argument --token: invalid choice: 'x'",
+    "token_id=50256, eos_token_id=50256, token_id: 50256",
 ]
 
 
@@ -522,6 +611,17 @@ def test_values_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -
     text = "1 true yes at /home/me"
     assert masks.masked_text(text) == text
     assert masks.masked_text(f"got {X}x, 'Pg5TAIL'") == "got ***x, '***'"
+
+
+@pytest.mark.parametrize("name", ["DB_PASSWORD", "MODAL_TOKEN_ID", "F_COOKIES"])
+def test_a_value_is_hidden_however_it_is_spelled(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = '{"user": "zqtail&/é"}'
+    monkeypatch.setenv(name, value)
+    masks.hide_environment()
+    for form in (value, json.dumps(value), repr(value), quote(value), quote_plus(value)):
+        assert "tail" not in masks.masked_text(f"got {form} from it")
 
 
 def test_arguments_of_a_watched_script_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,7 +679,8 @@ def test_a_secret_that_was_cut_is_hidden_too() -> None:
     "part",
     ["n", "A", "a.", "é", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", ".", "a='", 'token="',
      "--token ", "a:a@", "://a:", "?a=", "-----BEGIN PRIVATE KEY-----", "wandb ", "cookie:",
-     "\\'", "a-", "key: a| "],
+     "\\'", "a-", "key: a| ", "password=['a',", "'--token', ", "password='a\\",
+     "argument --x: invalid b: ", "https://a@b,"],
 )  # fmt: skip
 def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     started = time.process_time()

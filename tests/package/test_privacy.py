@@ -134,6 +134,28 @@ def test_names_of_a_run_stay_as_they_are(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_paths_and_lines_name_their_files_whatever_a_secret_is(tmp_path: Path) -> None:
+    from ampscope.observations import LineUse
+
+    spec = RunSpec("work/student/train.py", kind="script", args=("--password", "student"))
+    masks.hide_secrets_of(spec.args)
+    use = LineUse("student/train.py:8", "mm", ("fp16",), "fp16", False, 1, 0, 0)
+    try:
+        writer = RunWriter.create(tmp_path / "runs.db", spec)
+        writer.add_observations([use, SourceText("student/train.py", ("x = 'student'",))])
+        writer.add_event(Event(1, "capsule", "loss", "student", path="/d/student/1.capsule"))
+        writer.close()
+        with Reader(tmp_path / "runs.db") as reader:
+            info, found = reader.run(writer.run_id), reader.observations(writer.run_id)
+            (event,) = reader.events(writer.run_id)
+    finally:
+        masks._hidden.clear()
+        masks.masked_text.cache_clear()
+    assert info.spec.workload == "work/student/train.py"
+    assert found == [use, SourceText("student/train.py", ("x = '***'",))]
+    assert (event.text, event.path) == ("***", "/d/student/1.capsule")
+
+
 def test_keys_of_objects_do_not_become_one() -> None:
     masks.hide_secrets_of(("--password", "teacher1", "--secret", "teacher2"))
     try:

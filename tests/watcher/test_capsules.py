@@ -22,7 +22,8 @@ import ampscope
 from ampscope.errors import BadInput
 from ampscope.records import Role
 from ampscope.watcher import capsule as capsule_file
-from ampscope.watcher.capsule import NotKept, first_not_kept, packed, unpacked
+from ampscope.watcher.capsule import NotKept, _described, first_not_kept, packed, unpacked
+from ampscope.watcher.flight import Autocast, Forward, Randomness
 from tests.helpers.overflowing import overflow
 from tests.helpers.watched import recorded, small_net, train_fp16, watching
 
@@ -62,6 +63,20 @@ def test_arguments_come_back_as_they_went_in(value: object) -> None:
     tensors: dict[str, torch.Tensor] = {}
     tree = json.loads(json.dumps(packed(value, "x", tensors)))
     assert same(unpacked(tree, tensors), value)
+
+
+def test_the_file_holds_no_secret_among_the_texts(tmp_path: Path) -> None:
+    kept = {"password": ["zqtail"], "token": "cls", "mode": "mean", "x": "user password=zqtail"}
+    forward = Forward(
+        "", "", (), kept, [], Autocast("cpu", None), Randomness(torch.zeros(8), None), True,
+        {}, 1, {}, [],
+    )  # fmt: skip
+    tree: Any = _described(forward, 0, {})
+    assert "zqtail" not in json.dumps(tree)
+    assert unpacked(tree["kwargs"], {}) == kept | {
+        "password": ["***"], "x": "user password=***"
+    }  # fmt: skip
+    assert kept["password"] == ["zqtail"]
 
 
 def test_what_cannot_be_kept_is_named() -> None:

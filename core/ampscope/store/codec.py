@@ -18,9 +18,15 @@ from functools import partial
 from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
-from ampscope.masks import masked, masked_forms
+from ampscope.masks import known_forms, masked, masked_forms
 from ampscope.observations import Observation
-from ampscope.privacy import leaves_out, recorded_source, recorded_text, recorded_traceback
+from ampscope.privacy import (
+    leaves_out,
+    recorded_place,
+    recorded_source,
+    recorded_text,
+    recorded_traceback,
+)
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
@@ -140,6 +146,13 @@ _OF_NAMES = {
     "module_type", "modules", "name", "names", "node", "op", "ops", "producers",
 }  # fmt: skip
 _OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of the script
+_RECORDED: dict[str, Callable[[str], str]] = {
+    **dict.fromkeys(_OF_NAMES, str),
+    # Paths and names of lines, "train.py:41": a run is made again by them.
+    **dict.fromkeys(("error_line", "file", "line", "made_at", "workload"), recorded_place),
+    "code": masked_forms,
+    "lines": known_forms,  # names of lines, or lines that were masked already
+}
 
 
 def encode_observation(observation: Observation, *, imported: bool = False) -> tuple[str, str]:
@@ -242,9 +255,7 @@ def storable_parts(value: Any) -> Any:
     if isinstance(value, dict):
         return {
             (storable(key, recorded=str) if isinstance(key, str) else key): (
-                _storable(part, masked_forms if key in _OF_SOURCE else str)
-                if key in _OF_SOURCE or key in _OF_NAMES
-                else storable_parts(part)
+                _storable(part, _RECORDED[key]) if key in _RECORDED else storable_parts(part)
             )
             for key, part in value.items()
         }
@@ -254,8 +265,7 @@ def storable_parts(value: Any) -> Any:
 
 
 def _storable(value: Any, recorded: Callable[[str], str]) -> Any:
-    """Of a field that holds no texts for a person: of :data:`_OF_SOURCE`, masked already, or of
-    :data:`_OF_NAMES`."""
+    """Of a field that holds no texts for a person, but what :data:`_RECORDED` has."""
     if isinstance(value, str):
         return storable(value, recorded=recorded)
     is_texts = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
@@ -284,6 +294,8 @@ def to_column(name: str, value: object) -> object:
     if not isinstance(value, str) or name in _JSON:
         return value
     recorded: Callable[[str], str] = str if name in _COLUMNS_OF_NAMES else recorded_text
+    if name == "path":  # of a capsule
+        recorded = recorded_place
     if name == "traceback":
         recorded = recorded_traceback
     return storable(value, _LONG.get(name, LONGEST), recorded)

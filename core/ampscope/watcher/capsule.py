@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ampscope.capture.tensors import has_own_memory, opened, plain
 from ampscope.errors import BadInput
+from ampscope.masks import is_secret, masked_value
 from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
 from ampscope.record_json import Decoder, Refusal
@@ -313,7 +314,10 @@ def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, obj
     return {
         "model": forward.model,
         "module": forward.module,
-        **{part: packed(getattr(forward, part), f"{name}/{part}", tensors) for part in _TREES},
+        **{
+            part: _without_secrets(packed(getattr(forward, part), f"{name}/{part}", tensors))
+            for part in _TREES
+        },
         "autocast": [forward.autocast.device, None if dtype is None else dtype_name(dtype)],
         "training": forward.training,
         "outputs": forward.outputs,
@@ -384,6 +388,24 @@ def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[s
     if isinstance(value, Mapping):
         return {"dict": [list(pair) for pair in parts]}
     return {"list" if isinstance(value, list) else "tuple": [part for _, part in parts]}
+
+
+def _without_secrets(tree: dict[str, Any], called: str = "") -> dict[str, Any]:
+    """What :func:`packed` gave, as a file may hold it: a text that is a secret, by what it or what
+    holds it is ``called``, is masked; the others are what a model may need."""
+    ((kind, content),) = ((k, v) for k, v in tree.items() if k != "grad")
+    if kind == "value" and isinstance(content, str):
+        return {kind: masked_value(called, content)}
+    if kind == "dict":
+        return {
+            kind: [
+                [key, _without_secrets(part, str(key) if is_secret(str(key)) else called)]
+                for key, part in content
+            ]
+        }
+    if kind in ("list", "tuple"):
+        return {kind: [_without_secrets(part, called) for part in content]}
+    return tree
 
 
 def unpacked(tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:

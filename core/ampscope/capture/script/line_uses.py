@@ -17,6 +17,7 @@ from torch import Tensor
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.tensors import holds_numbers, in_backward, plain
+from ampscope.masks import masked_source
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import LineUse, SourceText
 from ampscope.source_lines import line_name
@@ -99,6 +100,7 @@ def _floating(found: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _text(file: str) -> SourceText:
-    lines = linecache.getlines(file)[:MOST_LINES]
-    name = line_name((file, 1)).rpartition(":")[0]
-    return SourceText(name, tuple(line.rstrip() for line in lines))
+    lines = [line.rstrip() for line in linecache.getlines(file)]
+    if len(lines) > MOST_LINES:  # what is cut can be no program, whose secrets are found
+        lines = masked_source("\n".join(lines)).split("\n")[:MOST_LINES]
+    return SourceText(line_name((file, 1)).rpartition(":")[0], tuple(lines))
