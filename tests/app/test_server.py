@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -433,6 +434,47 @@ def test_a_port_that_another_program_has_on_the_other_loopback_address_is_refuse
 )
 def test_a_link_names_an_address(host: str, shown: str) -> None:
     assert cli._shown(loopback.address(host)) == shown
+
+
+@pytest.mark.parametrize("host", ["0", "0.0", "0x0", "0.0.0.0"])
+def test_every_address_is_known_by_each_of_its_spellings(host: str) -> None:
+    """Bound as such, it is held in the other family, too."""
+    assert loopback.address(host) == "0.0.0.0"
+    assert loopback.address("::0") == "::"
+
+
+@pytest.mark.parametrize(
+    "given", [["--port", "-1"], ["--port", "65536"], ["--host", ""], ["--host", "a" * 70]]
+)
+def test_an_address_that_cannot_be_served_is_one_sentence(given: list[str], tmp_path: Path) -> None:
+    store = str(tmp_path / "runs.db")
+    done = CliRunner().invoke(command, ["dashboard", "--headless", "--store", store, *given])
+    assert done.exit_code == 2, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert "Dashboard:" not in done.output
+
+
+@pytest.mark.slow
+def test_a_free_port_is_chosen_and_its_link_works_on_every_address(tmp_path: Path) -> None:
+    run = [sys.executable, *AMPSCOPE, "--host", "0", "--port", "0", "--store", "runs.db"]
+    with subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            link = process.stdout.readline().removeprefix("Dashboard: ").strip()
+            port = urlsplit(link).port
+            assert port
+            for _ in range(600):
+                health = f"http://127.0.0.1:{port}/_stcore/health"
+                with contextlib.suppress(OSError), urllib.request.urlopen(health):
+                    break
+                time.sleep(0.1)
+            assert ask(port, urlsplit(link).path)[0] == 303
+            with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other:
+                other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind(("::", port))
+        finally:
+            process.terminate()
 
 
 @pytest.mark.browser
