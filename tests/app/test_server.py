@@ -107,6 +107,35 @@ def test_a_page_of_another_origin_gets_nothing(either: Running, origin: str) -> 
     assert not opens(either.port, origin=origin)
 
 
+@pytest.mark.parametrize("name", ["a", "name", "x" * 40])
+@pytest.mark.parametrize("count", [130, 2_000, 9_000])
+def test_a_websocket_that_names_many_protocols_is_answered(
+    either: Running, name: str, count: int
+) -> None:
+    names = ", ".join([name] * count)
+    with socket.create_connection(("127.0.0.1", either.port), timeout=10) as client:
+        client.sendall(
+            f"GET /_stcore/stream HTTP/1.1\r\nHost: 127.0.0.1:{either.port}\r\n"
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            f"Sec-WebSocket-Protocol: {names}\r\n\r\n".encode()
+        )
+        status = client.recv(64)
+        assert status.startswith(b"HTTP/1.1 "), status
+        if len(names) > 8192:
+            assert status.split()[1] in (b"400", b"403", b"431")
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(4096):  # to its end
+                    pass
+
+
+def test_nobody_signs_in_where_that_was_not_set_up(either: Running) -> None:
+    before = either.log.read_bytes()
+    for path in ("/auth/login", "/auth/logout", "/oauth2callback", "/auth/login/", "//auth/login"):
+        assert ask(either.port, path)[0] == 404, path
+    assert either.log.read_bytes() == before
+
+
 def test_the_page_itself_is_served(either: Running) -> None:
     own = f"http://127.0.0.1:{either.port}"
     assert ask(either.port, "/", Origin=own)[0] == 200
@@ -576,6 +605,7 @@ def test_the_browser_gets_the_link_in_a_file_that_is_this_users_alone(
         path = Path(uri.removeprefix("file://"))
         assert TOKEN in path.read_text()
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
 
 

@@ -210,6 +210,7 @@ def _browser(link: str) -> Iterator[None]:
     a browser's command line is seen by every user of the machine."""
     with TemporaryFolder() as folder:  # 0700
         page = Path(folder) / "dashboard.html"
+        page.touch(0o600)
         to = html.escape(link)
         page.write_text(
             '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
