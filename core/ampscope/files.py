@@ -64,11 +64,13 @@ _YOUNG_S = 60.0
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A folder that goes with its ``with`` block, or, if this process is killed, later."""
+    """A folder that goes with its ``with`` block, or, if this process is killed, later. It is in
+    ``place``, else in the system's folder for such; its owner alone can read it."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Path | None = None) -> None:
         pid = os.getpid()
-        super().__init__(prefix=f"ampscope-{pid}-{int(process_start_time(pid) or 0)}-")
+        prefix = f"ampscope-{pid}-{int(process_start_time(pid) or 0)}-"
+        super().__init__(prefix=prefix, dir=place)
         self._lock = os.open(Path(self.name) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -84,12 +86,17 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 def remove_leftovers() -> None:
     """Remove this user's folders whose process is gone. Never raises for what it cannot remove."""
     place = Path(tempfile.gettempdir())
+    remove_leftovers_in(place)
+    _remove_given(place / f"ampscope-{os.getuid()}")
+
+
+def remove_leftovers_in(place: Path) -> None:
+    """Remove the folders in ``place`` whose process is gone. Never raises."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             found = _NAME.fullmatch(entry.name)
             if found is not None and _is_own(entry) and _is_left(Path(entry.path), found):
                 throw_away(Path(entry.path))
-    _remove_given(place / f"ampscope-{os.getuid()}")
 
 
 def throw_away(folder: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from ampscope.errors import BadInput
 
+EVERY = ("0.0.0.0", "::")
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
 
 
@@ -28,11 +29,12 @@ def is_loopback(name: str) -> bool:
 
 
 def address(host: str) -> str:
-    """The loopback address that ``host`` stands for on this machine, IPv4 before IPv6; any other
-    host as it is."""
-    with contextlib.suppress(OSError):
+    """The loopback address that ``host`` stands for on this machine, IPv4 before IPv6, or every
+    address, which has other spellings too (``0``); any other host as it is."""
+    with contextlib.suppress(OSError, UnicodeError):
         found = [str(info[4][0]) for info in socket.getaddrinfo(host, None)]
-        return min(filter(is_loopback, found), key=lambda one: ":" in one, default=host)
+        own = [one for one in found if is_loopback(one) or one in EVERY]
+        return min(own, key=lambda one: ":" in one, default=host)
     return host
 
 

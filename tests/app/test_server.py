@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -104,6 +105,35 @@ def test_a_page_of_another_origin_gets_nothing(either: Running, origin: str) -> 
     origin = origin.format(port=either.port, other=either.port + 1)
     assert ask(either.port, "/", Origin=origin)[0] == 403
     assert not opens(either.port, origin=origin)
+
+
+@pytest.mark.parametrize("name", ["a", "name", "x" * 40])
+@pytest.mark.parametrize("count", [130, 2_000, 9_000])
+def test_a_websocket_that_names_many_protocols_is_answered(
+    either: Running, name: str, count: int
+) -> None:
+    names = ", ".join([name] * count)
+    with socket.create_connection(("127.0.0.1", either.port), timeout=10) as client:
+        client.sendall(
+            f"GET /_stcore/stream HTTP/1.1\r\nHost: 127.0.0.1:{either.port}\r\n"
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            f"Sec-WebSocket-Protocol: {names}\r\n\r\n".encode()
+        )
+        status = client.recv(64)
+        assert status.startswith(b"HTTP/1.1 "), status
+        if len(names) > 8192:
+            assert status.split()[1] in (b"400", b"403", b"431")
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(4096):  # to its end
+                    pass
+
+
+def test_nobody_signs_in_where_that_was_not_set_up(either: Running) -> None:
+    before = either.log.read_bytes()
+    for path in ("/auth/login", "/auth/logout", "/oauth2callback", "/auth/login/", "//auth/login"):
+        assert ask(either.port, path)[0] == 404, path
+    assert either.log.read_bytes() == before
 
 
 def test_the_page_itself_is_served(either: Running) -> None:
@@ -435,6 +465,47 @@ def test_a_link_names_an_address(host: str, shown: str) -> None:
     assert cli._shown(loopback.address(host)) == shown
 
 
+@pytest.mark.parametrize("host", ["0", "0.0", "0x0", "0.0.0.0"])
+def test_every_address_is_known_by_each_of_its_spellings(host: str) -> None:
+    """Bound as such, it is held in the other family, too."""
+    assert loopback.address(host) == "0.0.0.0"
+    assert loopback.address("::0") == "::"
+
+
+@pytest.mark.parametrize(
+    "given", [["--port", "-1"], ["--port", "65536"], ["--host", ""], ["--host", "a" * 70]]
+)
+def test_an_address_that_cannot_be_served_is_one_sentence(given: list[str], tmp_path: Path) -> None:
+    store = str(tmp_path / "runs.db")
+    done = CliRunner().invoke(command, ["dashboard", "--headless", "--store", store, *given])
+    assert done.exit_code == 2, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert "Dashboard:" not in done.output
+
+
+@pytest.mark.slow
+def test_a_free_port_is_chosen_and_its_link_works_on_every_address(tmp_path: Path) -> None:
+    run = [sys.executable, *AMPSCOPE, "--host", "0", "--port", "0", "--store", "runs.db"]
+    with subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            link = process.stdout.readline().removeprefix("Dashboard: ").strip()
+            port = urlsplit(link).port
+            assert port
+            for _ in range(600):
+                health = f"http://127.0.0.1:{port}/_stcore/health"
+                with contextlib.suppress(OSError), urllib.request.urlopen(health):
+                    break
+                time.sleep(0.1)
+            assert ask(port, urlsplit(link).path)[0] == 303
+            with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other:
+                other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind(("::", port))
+        finally:
+            process.terminate()
+
+
 @pytest.mark.browser
 def test_a_browser_with_the_link_is_let_in_and_one_without_is_told(
     guarded: Running, browser_page: Page
@@ -534,6 +605,7 @@ def test_the_browser_gets_the_link_in_a_file_that_is_this_users_alone(
         path = Path(uri.removeprefix("file://"))
         assert TOKEN in path.read_text()
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
 
 

@@ -43,7 +43,13 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
 
 
 @click.command()
-@click.option("--port", default=8501, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8501,
+    show_default=True,
+    help="0: one that is free.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind to.")
 @click.option(
     "--workloads",
@@ -110,6 +116,11 @@ def dashboard(
     if pythons:
         environment["AMPSCOPE_PYTHONS"] = os.pathsep.join(map(_checked_python, pythons))
     path, host = base_path.strip("/"), loopback.address(host)
+    if not host:
+        raise BadInput(
+            "--host is empty. 127.0.0.1 is this machine alone; 0.0.0.0 is every address."
+        )
+    port = port or _free_port(host)
     command = ["--server.port", str(port), "--server.address", host]
     # The browser is opened here, with the token. Without the last option, Streamlit's first start
     # asks for an e-mail address and waits.
@@ -199,6 +210,7 @@ def _browser(link: str) -> Iterator[None]:
     a browser's command line is seen by every user of the machine."""
     with TemporaryFolder() as folder:  # 0700
         page = Path(folder) / "dashboard.html"
+        page.touch(0o600)
         to = html.escape(link)
         page.write_text(
             '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
@@ -233,20 +245,32 @@ def _public(url: str) -> list[str]:
     return ["--browser.serverAddress", parts.hostname, "--browser.serverPort", str(port)]
 
 
+def _free_port(host: str) -> int:
+    """One that no program has now. Raises BadInput where this machine is not ``host``."""
+    with _bound(host, 0) as tried:
+        return int(tried.getsockname()[1])
+
+
 def _is_free(host: str, port: int) -> None:
     """Raises BadInput before a link is printed that would open another user's server. The server
     holds the other family's port itself (app/server.py)."""
+    with _bound(host, port), loopback.held(host, port):
+        pass
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind((host, port))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # no name that a network knows
+            why = getattr(error, "strerror", None) or error
             raise BadInput(
-                f"{host}:{port} cannot be served ({error.strerror}). Choose another with --port."
+                f"{host}:{port} cannot be served ({why}). Choose another with --port."
             ) from error
-    with loopback.held(host, port):
-        pass
+        yield tried
 
 
 def _shown(host: str) -> str:

@@ -59,7 +59,7 @@ from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
-from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns, remove_left_jobs
 from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.store.writer import keep_conclusion
@@ -538,6 +538,7 @@ def _begun(
     in_place: bool,
 ) -> DiagnosisPlan:  # fmt: skip
     """A plan whose first two runs have ended."""
+    remove_left_jobs(store)
     first = replace(spec, control="as_is")
     runs: ScriptRuns = (
         extensions.load(extensions.job_engines()[on])(first, store, on)

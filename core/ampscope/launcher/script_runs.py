@@ -25,7 +25,7 @@ import click
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
 from ampscope.errors import AmpscopeError, BadInput, StoreError
-from ampscope.files import TemporaryFolder, throw_away
+from ampscope.files import TemporaryFolder, remove_leftovers_in, throw_away
 from ampscope.hardware.describe import describe_machine, may_use_cuda, uses_cuda
 from ampscope.launcher.children import (
     Followed,
@@ -316,6 +316,20 @@ class ScriptRuns:
 
     def _own_words(self) -> Path:
         return Path(self.folder.name) / "fork_server.err"
+
+
+def jobs_folder(store: Path) -> Path:
+    """Where runs of ``store`` that are jobs have what their machines share, a folder for each
+    diagnosis."""
+    return store.absolute().with_name(f"{store.name}.jobs")
+
+
+def remove_left_jobs(store: Path) -> None:
+    """Remove what diagnoses of ``store`` that were killed have left there."""
+    folder = jobs_folder(store)
+    remove_leftovers_in(folder)
+    with contextlib.suppress(OSError):  # there is none, or another diagnosis has its own in it
+        folder.rmdir()
 
 
 def _server(spec: RunSpec, python: str) -> list[str]:

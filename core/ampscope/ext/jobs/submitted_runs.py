@@ -12,6 +12,9 @@ recorded is merged into the user's store when it ends, as ``ampscope runs merge 
 
 submitit hands jobs over as pickles, in that folder, which only its owner can read; Ray over its own
 connections. ampscope itself reads back a store and the end of what the script printed.
+
+Jobs of this machine (``--on local``) end with the command, also where that is killed. Jobs of a
+cluster are the cluster's, and end by their time limit then.
 """
 
 from __future__ import annotations
@@ -20,25 +23,35 @@ import contextlib
 import importlib
 import math
 import os
-import secrets
 import shutil
-from collections.abc import Callable
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ampscope.errors import AmpscopeError, BadInput
+from ampscope.files import TemporaryFolder, throw_away
 from ampscope.launcher.children import close_if_open
-from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns, within
+from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns, jobs_folder, within
 from ampscope.records import RunSpec, State
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store import db
 from ampscope.store.merging import merge
+from ampscope.store.processes import is_alive, process_start_time
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
 VARIABLE = "AMPSCOPE_SUBMIT"  # "partition=gpu,gpus_per_node=1": what the engine is told
 OVER_S = 120  # a job's time beyond the run's own: its start, and the end of its processes
+LOCAL = "local"
+LOOKED_EVERY_S = 0.5  # at the command, by a job of this machine
+STOP_S = 5.0  # a job that was told to end, until it is killed
+_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all that was started from it
 
 
 class SubmittedRuns(ScriptRuns):
@@ -48,7 +61,7 @@ class SubmittedRuns(ScriptRuns):
         super().__init__(spec, store, private=True)
         self._engine = engine
         self._jobs: dict[str, Any] = {}
-        self._shared = store.absolute().parent / f"{store.name}.jobs" / secrets.token_hex(4)
+        self._folder: TemporaryFolder | None = None
         self._executor: Any = None
 
     def __enter__(self) -> SubmittedRuns:
@@ -65,13 +78,13 @@ class SubmittedRuns(ScriptRuns):
         asked = _asked()
         if self._engine == "ray":
             executor = _Ray(_module("ray", "ray"), asked)
-            self._shared.mkdir(parents=True, mode=0o700)
+            self._make_shared()
             return executor
         submitit = _module("submitit", "slurm")
         if self._engine == "slurm" and shutil.which("sbatch") is None:
             raise BadInput("This machine has no sbatch: start ampscope where you submit jobs from.")
-        self._shared.mkdir(parents=True, mode=0o700)
-        executor = submitit.AutoExecutor(self._shared / "submitit", cluster=self._engine)
+        shared = self._make_shared()
+        executor = submitit.AutoExecutor(shared / "submitit", cluster=self._engine)
         minutes = -(-int(hard_limit_s(self.spec) + OVER_S) // 60)
         try:
             executor.update_parameters(timeout_min=minutes, name="ampscope", **asked)
@@ -93,10 +106,15 @@ class SubmittedRuns(ScriptRuns):
         writer = RunWriter.create(store, spec)
         writer.close()
         self._open.add(writer.run_id)
-        here = os.getcwd()
-        self._jobs[writer.run_id] = self._executor.submit(
-            serve, spec, str(store), writer.run_id, here
-        )
+        run = (spec, str(store), writer.run_id, os.getcwd())
+        if self._engine == LOCAL:
+            me = os.getpid()
+            # submitit's process beside a job would answer Ctrl-C with a traceback on our terminal.
+            with _held_back(_TERMINAL):
+                job = self._executor.submit(serve_here, (me, process_start_time(me)), *run)
+                self._jobs[writer.run_id] = job
+        else:
+            self._jobs[writer.run_id] = self._executor.submit(serve, *run)
         return writer.run_id
 
     def wait(
@@ -125,16 +143,22 @@ class SubmittedRuns(ScriptRuns):
 
     def share_a_gpu(self) -> bool:
         """Only this machine's: an engine gives each job its own GPU."""
-        return self._engine == "local" and super().share_a_gpu()
+        return self._engine == LOCAL and super().share_a_gpu()
 
     def first_to_share(self) -> str:
         """Nothing: jobs do not see each other's locks (docs/rehearsal.md)."""
         return ""
 
     def _end(self) -> None:
-        for run_id in list(self._open):
-            with contextlib.suppress(Exception):  # it may have ended
-                self._jobs[run_id].cancel()
+        submitted = [run_id for run_id in self._jobs if run_id in self._open]
+        jobs = [self._jobs[run_id] for run_id in submitted]
+        if self._engine == LOCAL:
+            _end_here(jobs)
+        else:
+            for job in jobs:
+                with contextlib.suppress(Exception):  # it may have ended
+                    job.cancel()
+        for run_id in submitted:
             with contextlib.suppress(AmpscopeError):
                 store = self._store_of(run_id)
                 close_if_open(store, run_id, State.CANCELLED, "Cancelled.")
@@ -147,10 +171,24 @@ class SubmittedRuns(ScriptRuns):
     def _store_of(self, run_id: str) -> Path:
         return self._shared / f"run{list(self._jobs).index(run_id)}.db"
 
+    @property
+    def _shared(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name)
+
+    def _make_shared(self) -> Path:
+        place = jobs_folder(self.store)
+        place.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._folder = TemporaryFolder(place)
+        return self._shared
+
     def _throw_away(self) -> None:
-        shutil.rmtree(self._shared, ignore_errors=True)
+        if self._folder is not None:
+            throw_away(self._shared)  # also where a job that is being ended still writes
+            with contextlib.suppress(OSError):
+                self._folder.cleanup()
         with contextlib.suppress(OSError):  # another diagnosis's folder may be there
-            self._shared.parent.rmdir()
+            jobs_folder(self.store).rmdir()
 
 
 class _Ray:
@@ -208,6 +246,57 @@ def serve(spec: RunSpec, store: str, run_id: str, folder: str) -> str:
     with ScriptRuns(spec, path, private=True) as runs:
         runs.serve(run_id, spec)
         return runs.wait(run_id).output
+
+
+def serve_here(command: tuple[int, float | None], *run: Any) -> str:
+    """:func:`serve` on the machine of the command, a process and its start, which it ends with."""
+    for number in _TERMINAL:
+        signal.signal(number, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL)
+    if not is_alive(*command):
+        os._exit(1)
+    threading.Thread(target=_end_with, args=command, daemon=True).start()
+    return serve(*run)
+
+
+def _end_with(pid: int, started: float | None) -> None:
+    """End this process when that one is gone: first so that it can end its run and clean up."""
+    while is_alive(pid, started):
+        time.sleep(LOOKED_EVERY_S)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(STOP_S)
+    os._exit(1)
+
+
+def _end_here(jobs: list[Any]) -> None:
+    """End jobs of this machine: each is a process of submitit's, and below it the one that serves
+    the run, which ends it and cleans up when it is told to."""
+    trees: list[tuple[psutil.Process, list[psutil.Process]]] = []
+    for job in jobs:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            above = psutil.Process(int(job.job_id))
+            trees.append((above, above.children()))
+    for _, serving in trees:
+        for process in serving:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGINT)
+    psutil.wait_procs([above for above, _ in trees], STOP_S)
+    for above, serving in trees:
+        for process in (above, *serving):  # first what would start another
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    psutil.wait_procs([above for above, _ in trees], STOP_S)
+
+
+@contextlib.contextmanager
+def _held_back(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """Signals that come meanwhile are answered afterwards; a process that is started never gets
+    them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _asked() -> dict[str, Any]:
