@@ -721,3 +721,27 @@ def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
         assert tree(project) == {k: v for k, v in before.items() if k.startswith(f"{project}/")} | {
             ".": (project.stat().st_mtime_ns,)
         }
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.parametrize("as_user", [False, True])
+def test_a_file_moves_from_the_project_to_another_folder(as_user: bool) -> None:
+    """One overlay covers both, where both lie on one file system."""
+    if as_user and os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        project, out = Path(made) / "project", Path(made) / "out"
+        for folder in (project, out):
+            folder.mkdir()
+        (out / "m.pt").write_text("kept")
+        if as_user:
+            for path in (Path(made), out, out / "m.pt"):
+                os.chown(path, 12345, 12345)
+        before = tree(Path(made))
+        code = (
+            "for name in 'ab': open(name, 'w').write('new')\n"
+            f"os.replace('a', '{out}/m.pt'); os.link('b', '{out}/b')\n"
+            f"print(open('{out}/m.pt').read(), open('{out}/b').read())"
+        )
+        assert in_view(OVERLAY, project, code, as_user=as_user).split() == ["new", "new"]
+        assert tree(Path(made)) == before
