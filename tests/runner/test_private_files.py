@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.analysis.run_view import RunView
 from ampscope.files import throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
+from ampscope.report.verdict_words import next_step, options
 from ampscope.runner import private_copy
 from ampscope.runner.private_copy import (
     ALL_WRITES,
@@ -745,3 +747,33 @@ def test_a_file_moves_from_the_project_to_another_folder(as_user: bool) -> None:
         )
         assert in_view(OVERLAY, project, code, as_user=as_user).split() == ["new", "new"]
         assert tree(Path(made)) == before
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.parametrize(
+    ("kind", "first"), [("", "steps()\n"), (OVERLAY, "steps()\n"), (OVERLAY, "")],
+    ids=["again", "after", "before"],
+)  # fmt: skip
+def test_what_an_overlay_keeps_apart_is_not_the_script_s_fault(
+    kind: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file moves from one folder of ``/`` to another, after the training and before it: in a copy
+    where that may be, else the report says what to ask for."""
+    monkeypatch.setenv(FORCED, kind)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as out:
+        path.write_text(
+            HEALTHY + "import os, sys\n"
+            f"{first}open('m.tmp', 'w').write('x'); os.replace('m.tmp', sys.argv[1] + '/m.pt')\n"
+            "steps()\n"
+        )
+        report = diagnosed(path, tmp_path.parent / f"{tmp_path.name}.db", args=(out,))
+        assert os.listdir(out) == []
+    baseline = RunView("as_is", "", ())
+    if kind == OVERLAY:
+        assert options(report, baseline) == " --in-place"
+        assert "learning rate" not in next_step(report, baseline)
+    else:
+        assert report.diagnosis.verdict == "no_fault", (report.undecided, report.notes)
+        assert any("overlay" in note for note in report.notes)

@@ -42,6 +42,7 @@ from ampscope.store.writer import RunWriter
 OVERLAY, COPY, COMPARED = KINDS = ("overlay", "copy", "compared")
 FORCED = "AMPSCOPE_PRIVATE_FILES"  # one of the three, and no other
 LOCK = "shared.lock"  # beside the views of one diagnosis
+NO_OVERLAY = "no-overlay"  # beside the views, where an overlay keeps apart what a script moves
 WAITS = "Stopped before it shares what another run is at work on: it is run again alone."
 MOST_NAMED = 20  # folders, in texts and variables
 _MARKERS = (".git", "pyproject.toml", "setup.py", "setup.cfg", ".hg")
@@ -75,6 +76,8 @@ class View:
         if self.kind == OVERLAY:
             return []
         said = f"The script ran in a copy of {', '.join(self.roots)}, at other paths"
+        if self.folder.with_name(NO_OVERLAY).exists():
+            said += ", because it moves what an overlay of its files keeps apart"
         if self.kind == COPY:
             return [
                 f"{said}, and could write nowhere else: that ends in a PermissionError. "
@@ -120,6 +123,8 @@ def private_files(
     reasons = []
     for kind in KINDS:
         if os.environ.get(FORCED, kind) not in (kind, ""):
+            continue
+        if kind == OVERLAY and folder.with_name(NO_OVERLAY).exists():
             continue
         try:
             if kind == OVERLAY:

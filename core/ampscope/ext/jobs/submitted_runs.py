@@ -133,6 +133,10 @@ class SubmittedRuns(ScriptRuns):
         """Nothing: jobs do not see each other's locks (docs/rehearsal.md)."""
         return ""
 
+    def leave_overlay(self) -> bool:
+        """No: each job has views of its own."""
+        return False
+
     def _end(self) -> None:
         for run_id in list(self._open):
             with contextlib.suppress(Exception):  # it may have ended
