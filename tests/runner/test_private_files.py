@@ -777,3 +777,44 @@ def test_what_an_overlay_keeps_apart_is_not_the_script_s_fault(
     else:
         assert report.diagnosis.verdict == "no_fault", (report.undecided, report.notes)
         assert any("overlay" in note for note in report.notes)
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+@pytest.mark.parametrize("as_user", [False, True])
+def test_shared_memory_of_an_overlay_is_its_own(as_user: bool) -> None:
+    """Made by name, as semaphores are, and by torch's processes; and what was there is seen."""
+    if as_user and os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    torch = (
+        "import torch\n"
+        "torch.multiprocessing.set_sharing_strategy('file_system')\n"
+        "data = torch.utils.data.DataLoader(torch.arange(40.), 4, num_workers=2)\n"
+        "print(sum(batch.sum().item() for batch in data))\n"
+    )
+    code = ("print(780.0)\n" if as_user else torch) + (
+        "made = open(old + '.made', 'w+b'); made.truncate(8)\n"
+        "shared = mmap.mmap(made.fileno(), 8)\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "done = context.Semaphore(0)\n"
+        "def child():\n    shared[0] = 7; done.release()\n"
+        "other = context.Process(target=child); other.start(); done.acquire(); other.join()\n"
+        "print(shared[0], open(old).read())\n"
+        "open(old, 'w').write('new')"
+    )
+    with (
+        tempfile.TemporaryDirectory(dir="/var/tmp") as here,
+        tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="ampscope-") as old,
+    ):
+        old.write(b"old")
+        old.flush()
+        if as_user:
+            os.chown(old.name, 12345, 12345)
+        named = f"old = {old.name!r}\n"
+        said = in_view(
+            OVERLAY, Path(here), named + code, as_user=as_user,
+            before="import mmap, multiprocessing.synchronize, multiprocessing.popen_fork\n",
+        )  # fmt: skip
+        assert said.split() == ["780.0", "7", "old"]
+        assert Path(old.name).read_text() == "old"
+        assert not os.path.exists(f"{old.name}.made")

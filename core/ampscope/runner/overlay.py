@@ -5,8 +5,8 @@ The process leaves the mount namespace that it was started in (with a user names
 root's). Then every folder of ``/`` and every file system below is covered by an overlay. Paths stay
 what they are, and whatever writes is covered: native code, other programs, a path out of a
 configuration, a link out of the project. ``/`` itself can be written no more, and neither can a
-file system that no overlay goes over. Shared with all other processes are ``/dev``, ``/proc``,
-``/sys``, the folders that the caller names, and sockets.
+file system that no overlay goes over. Shared with all other processes are ``/dev`` but for shared
+memory, ``/proc``, ``/sys``, the folders that the caller names, and sockets.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _REC, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 1 << 19
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
 KERNEL = ("/dev", "/proc", "/sys")
+SHARED_MEMORY = os.path.realpath("/dev/shm")  # of a name: shm_overview(7), sem_overview(7)
 # Where the store's folder is bound: no script cleans there, as some do in the temporary folder.
 _STORE = ("/proc/fs", "/proc/driver", "/proc/tty")
 INSTALLED = ("/usr", "/etc", "/boot", "/bin", "/lib", "/lib64", "/sbin")
@@ -66,6 +67,7 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
             split = _split(covered, mounts)
         whole = covered.difference(split)
         needed.update(_widest(root, whole, folder, as_user=as_user) for root in roots)
+        needed.update(place for place in (SHARED_MEMORY,) if os.path.isdir(place))
         covered |= needed
         lower = paths_of(place for place in sorted(covered, key=len) if _is_there(place))
         kept = [c for c in shared if _is_there(c)]
@@ -254,7 +256,7 @@ class _Places:
                 _mount("tmpfs", point, "tmpfs", 0, "mode=700")
                 self._memory = self._base(point)
             base = self._memory
-        elif _below(self._folder, (place,)):
+        elif place == SHARED_MEMORY or _below(self._folder, (place,)):
             return None
         made = []
         for name in ("upper", "work"):
