@@ -818,3 +818,39 @@ def test_shared_memory_of_an_overlay_is_its_own(as_user: bool) -> None:
         assert said.split() == ["780.0", "7", "old"]
         assert Path(old.name).read_text() == "old"
         assert not os.path.exists(f"{old.name}.made")
+
+
+@pytest.mark.skipif(landlock_version() < ALL_WRITES, reason="no Landlock")
+def test_a_copy_s_note_says_what_can_be_changed_elsewhere(tmp_path: Path) -> None:
+    """The kernel decides what is true; the note names each kind of change that it lets by."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    for name in "abcdef":
+        (elsewhere / name).write_text("kept")
+    code = f"""
+place = {str(tmp_path)!r} + '/else' + 'where/'
+tries = {{
+    "contents": lambda: open(place + 'a', 'a').write('x'),
+    "truncated": lambda: os.truncate(place + 'a', 1),
+    "names": lambda: os.rename(place + 'b', place + 'z'),
+    "removed": lambda: os.remove(place + 'c'),
+    "made": lambda: os.mkdir(place + 'new'),
+    "permissions": lambda: os.chmod(place + 'd', 0o600),
+    "times": lambda: os.utime(place + 'e', (1, 1)),
+    "attributes": lambda: os.setxattr(place + 'f', 'user.a', b'x'),
+}}
+for name, change in tries.items():
+    try:
+        change()
+        print("DONE", name)
+    except OSError as error:
+        print("REFUSED", name, type(error).__name__)
+print(*view.notes())
+"""
+    said = in_view(COPY, here, code).splitlines()
+    done = {line.split()[1] for line in said if line.startswith("DONE")}
+    refused = {line.split()[1] for line in said if line.startswith("REFUSED")}
+    assert {"contents", "truncated", "names", "removed", "made"} <= refused
+    assert done
+    assert all(kind in said[-1].lower() for kind in done)

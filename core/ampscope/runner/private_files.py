@@ -8,7 +8,8 @@ docs/decisions/0015 says why it is done in these three ways, of which the first 
     a file system of the process's own. Every path stays what it is.
 *copy* (:mod:`ampscope.runner.private_copy`):
     the script runs in a copy of its *roots*: the project that holds its working folder and its own
-    folder, and what its arguments point at. Everything else cannot be written.
+    folder, and what its arguments point at. Elsewhere no contents and no names can be changed;
+    permissions, owners, times and attributes can.
 *compared*:
     as copy, where the system cannot keep anything unwritten: the user's files are compared after
     the run and put back, so such runs are made one at a time.
@@ -80,8 +81,9 @@ class View:
             said += ", because it moves what an overlay of its files keeps apart"
         if self.kind == COPY:
             return [
-                f"{said}, and could write nowhere else: that ends in a PermissionError. "
-                "`ampscope diagnose --in-place` runs it on the files themselves."
+                f"{said}. Elsewhere it could change no contents and no names: that ends in a "
+                "PermissionError. `ampscope diagnose --in-place` runs it on the files themselves. "
+                "Permissions, owners, times and attributes of files elsewhere are not kept from it."
             ]
         if not (found := private_copy.changed(self.folder)):
             return [f"{said}."]
