@@ -4,6 +4,8 @@ for the rules; :mod:`ampscope.records` holds what every run has.
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 
 # What a script did to its own gradients between backward and the optimizer's step, as a record.
@@ -408,6 +410,12 @@ class Outcome:
         named = self.error_type in ("MemoryError", "OutOfMemoryError")
         said = self.error_text.lower()
         return named or any(text in said for text in _MEMORY)
+
+    @property
+    def is_kept_apart(self) -> bool:
+        """The script ended because a file cannot be moved or linked from one file system into
+        another (EXDEV): perhaps they are two in the run's private view alone."""
+        return bool(self.exit_code) and os.strerror(errno.EXDEV) in self.error_text
 
 
 Observation = (

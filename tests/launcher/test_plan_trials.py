@@ -76,6 +76,9 @@ class Runs:
     def first_to_share(self) -> str:
         return ""  # every run has a copy of all that it writes
 
+    def leave_overlay(self) -> bool:
+        return False
+
     def share_a_gpu(self) -> bool:
         return False
 

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.analysis.run_view import RunView
 from ampscope.files import throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
+from ampscope.report.verdict_words import next_step, options
 from ampscope.runner import private_copy
 from ampscope.runner.private_copy import (
     ALL_WRITES,
@@ -721,3 +723,134 @@ def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
         assert tree(project) == {k: v for k, v in before.items() if k.startswith(f"{project}/")} | {
             ".": (project.stat().st_mtime_ns,)
         }
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.parametrize("as_user", [False, True])
+def test_a_file_moves_from_the_project_to_another_folder(as_user: bool) -> None:
+    """One overlay covers both, where both lie on one file system."""
+    if as_user and os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        project, out = Path(made) / "project", Path(made) / "out"
+        for folder in (project, out):
+            folder.mkdir()
+        (out / "m.pt").write_text("kept")
+        if as_user:
+            for path in (Path(made), out, out / "m.pt"):
+                os.chown(path, 12345, 12345)
+        before = tree(Path(made))
+        code = (
+            "for name in 'ab': open(name, 'w').write('new')\n"
+            f"os.replace('a', '{out}/m.pt'); os.link('b', '{out}/b')\n"
+            f"print(open('{out}/m.pt').read(), open('{out}/b').read())"
+        )
+        assert in_view(OVERLAY, project, code, as_user=as_user).split() == ["new", "new"]
+        assert tree(Path(made)) == before
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.parametrize(
+    ("kind", "first"), [("", "steps()\n"), (OVERLAY, "steps()\n"), (OVERLAY, "")],
+    ids=["again", "after", "before"],
+)  # fmt: skip
+def test_what_an_overlay_keeps_apart_is_not_the_script_s_fault(
+    kind: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file moves from one folder of ``/`` to another, after the training and before it: in a copy
+    where that may be, else the report says what to ask for."""
+    monkeypatch.setenv(FORCED, kind)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as out:
+        path.write_text(
+            HEALTHY + "import os, sys\n"
+            f"{first}open('m.tmp', 'w').write('x'); os.replace('m.tmp', sys.argv[1] + '/m.pt')\n"
+            "steps()\n"
+        )
+        report = diagnosed(path, tmp_path.parent / f"{tmp_path.name}.db", args=(out,))
+        assert os.listdir(out) == []
+    baseline = RunView("as_is", "", ())
+    if kind == OVERLAY:
+        assert options(report, baseline) == " --in-place"
+        assert "learning rate" not in next_step(report, baseline)
+    else:
+        assert report.diagnosis.verdict == "no_fault", (report.undecided, report.notes)
+        assert any("overlay" in note for note in report.notes)
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+@pytest.mark.parametrize("as_user", [False, True])
+def test_shared_memory_of_an_overlay_is_its_own(as_user: bool) -> None:
+    """Made by name, as semaphores are, and by torch's processes; and what was there is seen."""
+    if as_user and os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    torch = (
+        "import torch\n"
+        "torch.multiprocessing.set_sharing_strategy('file_system')\n"
+        "data = torch.utils.data.DataLoader(torch.arange(40.), 4, num_workers=2)\n"
+        "print(sum(batch.sum().item() for batch in data))\n"
+    )
+    code = ("print(780.0)\n" if as_user else torch) + (
+        "made = open(old + '.made', 'w+b'); made.truncate(8)\n"
+        "shared = mmap.mmap(made.fileno(), 8)\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "done = context.Semaphore(0)\n"
+        "def child():\n    shared[0] = 7; done.release()\n"
+        "other = context.Process(target=child); other.start(); done.acquire(); other.join()\n"
+        "print(shared[0], open(old).read())\n"
+        "open(old, 'w').write('new')"
+    )
+    with (
+        tempfile.TemporaryDirectory(dir="/var/tmp") as here,
+        tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="ampscope-") as old,
+    ):
+        old.write(b"old")
+        old.flush()
+        if as_user:
+            os.chown(old.name, 12345, 12345)
+        named = f"old = {old.name!r}\n"
+        said = in_view(
+            OVERLAY, Path(here), named + code, as_user=as_user,
+            before="import mmap, multiprocessing.synchronize, multiprocessing.popen_fork\n",
+        )  # fmt: skip
+        assert said.split() == ["780.0", "7", "old"]
+        assert Path(old.name).read_text() == "old"
+        assert not os.path.exists(f"{old.name}.made")
+
+
+@pytest.mark.skipif(landlock_version() < ALL_WRITES, reason="no Landlock")
+def test_a_copy_s_note_says_what_can_be_changed_elsewhere(tmp_path: Path) -> None:
+    """The kernel decides what is true; the note names each kind of change that it lets by."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    for name in "abcdef":
+        (elsewhere / name).write_text("kept")
+    code = f"""
+place = {str(tmp_path)!r} + '/else' + 'where/'
+tries = {{
+    "contents": lambda: open(place + 'a', 'a').write('x'),
+    "truncated": lambda: os.truncate(place + 'a', 1),
+    "names": lambda: os.rename(place + 'b', place + 'z'),
+    "removed": lambda: os.remove(place + 'c'),
+    "made": lambda: os.mkdir(place + 'new'),
+    "permissions": lambda: os.chmod(place + 'd', 0o600),
+    "times": lambda: os.utime(place + 'e', (1, 1)),
+    "attributes": lambda: os.setxattr(place + 'f', 'user.a', b'x'),
+}}
+for name, change in tries.items():
+    try:
+        change()
+        print("DONE", name)
+    except OSError as error:
+        print("REFUSED", name, type(error).__name__)
+print(*view.notes())
+"""
+    said = in_view(COPY, here, code).splitlines()
+    done = {line.split()[1] for line in said if line.startswith("DONE")}
+    refused = {line.split()[1] for line in said if line.startswith("REFUSED")}
+    assert {"contents", "truncated", "names", "removed", "made"} <= refused
+    assert done
+    assert all(kind in said[-1].lower() for kind in done)

@@ -32,6 +32,10 @@ OF_COMPILERS = frozenset(
 )
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
+KEPT_APART = (
+    "The script moves a file between folders that ampscope's private view of the files puts on two "
+    "file systems: that is refused there (EXDEV), and says nothing of the training."
+)
 SO_FAR = "Verdict so far: "  # begins the note on a diagnosis that was ended early
 
 

@@ -113,6 +113,8 @@ class DiagnosisPlan:
         if self.runs.share_a_gpu() or names_a_port(self.runs.spec) or self.runs.in_place:
             self.say("baseline")
             self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
+            if self._is_kept_apart("as_is"):
+                self._keep("as_is", self.runs.run("as_is"))
             if not self.done["as_is"].lacks_device:
                 self._judge_one_rank()
                 self._hand_on_half()
@@ -145,7 +147,14 @@ class DiagnosisPlan:
         if _lacked(self.done[control], self.views[control]):
             self.say(f"{control} again, alone: there was not enough for two runs at a time")
             return True
-        return self._shared(run_id)
+        return self._is_kept_apart(control) or self._shared(run_id)
+
+    def _is_kept_apart(self, control: str) -> bool:
+        """Whether a run's overlay may have kept it from moving a file; others have none then."""
+        if not self.views[control].outcome.is_kept_apart or not self.runs.leave_overlay():
+            return False
+        self.say(f"{control} again, in a copy: an overlay keeps apart what the script moves")
+        return True
 
     def _judge_one_rank(self) -> None:
         """Controls are compared by the rank that the baseline is judged by, which is known when
@@ -568,6 +577,8 @@ def _report(
     if plan.runs.in_place:
         note = "The script ran on the files themselves (--in-place), and what it wrote stays."
         found = replace(found, notes=(*found.notes, note))
+    elif plan.views["as_is"].outcome.is_kept_apart:
+        found = replace(found, notes=(*found.notes, result.KEPT_APART))
     if not is_last:
         counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
         note = result.partial_note(counts)

@@ -44,7 +44,7 @@ from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_copy import put_back
-from ampscope.runner.private_files import LOCK
+from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, new_run_id
@@ -253,6 +253,13 @@ class ScriptRuns:
     def first_to_share(self) -> str:
         """Id of the run that was the first to change what runs share; "" when none did."""
         return tail(Path(self.folder.name) / LOCK, MAX_OUTPUT).partition("\n")[0]
+
+    def leave_overlay(self) -> bool:
+        """Make further runs in a copy of the script's files; False where that cannot be."""
+        if not self.private or self.in_place or os.environ.get(FORCED):
+            return False
+        (Path(self.folder.name) / NO_OVERLAY).touch()
+        return True
 
     def _wait(
         self, run_id: str, followed: list[Followed], say: Callable[[str], None] | None = None

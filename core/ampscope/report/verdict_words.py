@@ -19,6 +19,7 @@ from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import (
+    KEPT_APART,
     OF_COMPILERS,
     OUT_OF_MEMORY,
     SEARCH_NOTE,
@@ -166,6 +167,8 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
     state = first.state if first is not None else State.FINISHED
     if first is None:
         return "Diagnose the script:"
+    if _is_kept_apart(report):
+        return "Diagnose the script on the files themselves, which it then writes:"
     if could_not_run(report, baseline):
         return _AGAIN.get(state, "Fix the problem above, then diagnose the script again:")
     if not diagnosis.findings:
@@ -247,11 +250,18 @@ def when_undetermined(report: DiagnosisResult) -> str:
 def options(report: DiagnosisResult, baseline: RunView) -> str:
     """Options of the command that :func:`next_step` announces."""
     use = report.precision
+    if _is_kept_apart(report):
+        return " --in-place"
     if could_not_run(report, baseline) or use is None:
         return ""
     if use.no_half and report.diagnosis.verdict == "no_fault":
         return " --policy cuda" if rehearsal_helps(use) else ""
     return " --steps 1000"
+
+
+def _is_kept_apart(report: DiagnosisResult) -> bool:
+    """Nothing is known but that a file could not be moved in the runs' view of the files."""
+    return KEPT_APART in report.notes and not report.diagnosis.findings
 
 
 def _towards_half(use: PrecisionUse) -> str:

@@ -5,8 +5,8 @@ The process leaves the mount namespace that it was started in (with a user names
 root's). Then every folder of ``/`` and every file system below is covered by an overlay. Paths stay
 what they are, and whatever writes is covered: native code, other programs, a path out of a
 configuration, a link out of the project. ``/`` itself can be written no more, and neither can a
-file system that no overlay goes over. Shared with all other processes are ``/dev``, ``/proc``,
-``/sys``, the folders that the caller names, and sockets.
+file system that no overlay goes over. Shared with all other processes are ``/dev`` but for shared
+memory, ``/proc``, ``/sys``, the folders that the caller names, and sockets.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _REC, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 1 << 19
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
 KERNEL = ("/dev", "/proc", "/sys")
+SHARED_MEMORY = os.path.realpath("/dev/shm")  # of a name: shm_overview(7), sem_overview(7)
 # Where the store's folder is bound: no script cleans there, as some do in the temporary folder.
 _STORE = ("/proc/fs", "/proc/driver", "/proc/tty")
 INSTALLED = ("/usr", "/etc", "/boot", "/bin", "/lib", "/lib64", "/sbin")
@@ -39,30 +40,35 @@ _REMOTE = (b"autofs", b"nfs", b"nfs4", b"cifs", b"smb3", b"9p", b"ceph", b"lustr
 
 def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: Path) -> Path:
     """Give this process, which must have a single thread, a file system of its own, whose changes
-    go to ``folder``. ``roots`` are where a script writes most: an overlay of its own puts that on
-    the disk. Returns the path of ``store`` from now on. Raises OSError, with all as it was."""
+    go to ``folder``. ``roots`` are where a script writes most: there it must be able to, and on the
+    disk. Returns the path of ``store`` from now on. Raises OSError, with all as it was."""
     folder.mkdir(parents=True, exist_ok=True)
     cwd = os.getcwd()
     as_user = _own_namespace()
     used = [path for path in (tempfile.gettempdir(), cwd) if os.access(path, os.W_OK)]
+    needed: set[str] = set()
     with _many_open_files(), contextlib.ExitStack() as opened:
 
         def paths_of(places: Iterable[str]) -> dict[str, int]:
             # Opened in the new namespace: what belongs to another cannot be bound (EINVAL).
             found = {}
             for place in places:
-                with _may_be_gone(place not in roots):
+                with _may_be_gone(place not in needed):
                     found[place] = os.open(place, os.O_PATH | os.O_CLOEXEC)
                     opened.callback(os.close, found[place])
             return found
 
         mounts = _mount_points()
-        covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m)), *roots}
+        covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m))}
         split: list[str] = []
         if as_user:
             remote = [m for m in _mount_points(_REMOTE) if not any(_below(r, (m,)) for r in roots)]
             covered |= set(_own_folders(covered, remote))
             split = _split(covered, mounts)
+        whole = covered.difference(split)
+        needed.update(_widest(root, whole, folder, as_user=as_user) for root in roots)
+        needed.update(place for place in (SHARED_MEMORY,) if os.path.isdir(place))
+        covered |= needed
         lower = paths_of(place for place in sorted(covered, key=len) if _is_there(place))
         kept = [c for c in shared if _is_there(c)]
         kept += [m for m in mounts if _is_there(m) and not os.path.isdir(m)] + _sockets()
@@ -73,11 +79,11 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
         done: list[str] = []
         try:
             for place, below in lower.items():
-                with _may_be_gone(place not in roots and place not in mounts):
+                with _may_be_gone(place not in needed and place not in mounts):
                     if place not in split:
-                        _cover(place, below, places, must=place in roots, as_user=as_user)
+                        _cover(place, below, places, must=place in needed, as_user=as_user)
                         done.append(place)
-                    elif place in roots:
+                    elif place in needed:
                         raise OSError(f"another file system is mounted below {place}")
                     elif os.access(place, os.W_OK):
                         _mount(f"/proc/self/fd/{below}", place, "", _BIND | _REC)
@@ -163,6 +169,20 @@ def _split(covered: set[str], mounts: Sequence[str]) -> list[str]:
     return found
 
 
+def _widest(root: str, covered: Iterable[str], folder: Path, *, as_user: bool) -> str:
+    """The highest folder above a root that one overlay on the disk can cover together with it: a
+    file cannot be renamed out of one overlay into another. It holds not ``folder``; and a user's
+    own are all from there to the root."""
+    above = max((place for place in covered if _below(root, (place,))), key=len, default=root)
+    view, found = os.path.realpath(folder), root
+    while found != above:
+        higher = os.path.dirname(found)
+        if _below(view, (higher,)) or (as_user and os.stat(higher).st_uid != os.geteuid()):
+            break
+        found = higher
+    return found
+
+
 def _sockets() -> list[str]:
     """Sockets that something listens at: a connection through an overlay finds nobody there."""
     found = set()
@@ -236,7 +256,7 @@ class _Places:
                 _mount("tmpfs", point, "tmpfs", 0, "mode=700")
                 self._memory = self._base(point)
             base = self._memory
-        elif _below(self._folder, (place,)):
+        elif place == SHARED_MEMORY or _below(self._folder, (place,)):
             return None
         made = []
         for name in ("upper", "work"):

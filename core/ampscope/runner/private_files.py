@@ -8,7 +8,8 @@ docs/decisions/0015 says why it is done in these three ways, of which the first 
     a file system of the process's own. Every path stays what it is.
 *copy* (:mod:`ampscope.runner.private_copy`):
     the script runs in a copy of its *roots*: the project that holds its working folder and its own
-    folder, and what its arguments point at. Everything else cannot be written.
+    folder, and what its arguments point at. Elsewhere no contents and no names can be changed;
+    permissions, owners, times and attributes can.
 *compared*:
     as copy, where the system cannot keep anything unwritten: the user's files are compared after
     the run and put back, so such runs are made one at a time.
@@ -42,6 +43,7 @@ from ampscope.store.writer import RunWriter
 OVERLAY, COPY, COMPARED = KINDS = ("overlay", "copy", "compared")
 FORCED = "AMPSCOPE_PRIVATE_FILES"  # one of the three, and no other
 LOCK = "shared.lock"  # beside the views of one diagnosis
+NO_OVERLAY = "no-overlay"  # beside the views, where an overlay keeps apart what a script moves
 WAITS = "Stopped before it shares what another run is at work on: it is run again alone."
 MOST_NAMED = 20  # folders, in texts and variables
 _MARKERS = (".git", "pyproject.toml", "setup.py", "setup.cfg", ".hg")
@@ -75,10 +77,13 @@ class View:
         if self.kind == OVERLAY:
             return []
         said = f"The script ran in a copy of {', '.join(self.roots)}, at other paths"
+        if self.folder.with_name(NO_OVERLAY).exists():
+            said += ", because it moves what an overlay of its files keeps apart"
         if self.kind == COPY:
             return [
-                f"{said}, and could write nowhere else: that ends in a PermissionError. "
-                "`ampscope diagnose --in-place` runs it on the files themselves."
+                f"{said}. Elsewhere it could change no contents and no names: that ends in a "
+                "PermissionError. `ampscope diagnose --in-place` runs it on the files themselves. "
+                "Permissions, owners, times and attributes of files elsewhere are not kept from it."
             ]
         if not (found := private_copy.changed(self.folder)):
             return [f"{said}."]
@@ -120,6 +125,8 @@ def private_files(
     reasons = []
     for kind in KINDS:
         if os.environ.get(FORCED, kind) not in (kind, ""):
+            continue
+        if kind == OVERLAY and folder.with_name(NO_OVERLAY).exists():
             continue
         try:
             if kind == OVERLAY:

@@ -149,6 +149,10 @@ class SubmittedRuns(ScriptRuns):
         """Nothing: jobs do not see each other's locks (docs/rehearsal.md)."""
         return ""
 
+    def leave_overlay(self) -> bool:
+        """No: each job has views of its own."""
+        return False
+
     def _end(self) -> None:
         submitted = [run_id for run_id in self._jobs if run_id in self._open]
         jobs = [self._jobs[run_id] for run_id in submitted]
