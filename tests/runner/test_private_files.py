@@ -6,6 +6,8 @@ Everything is tried in each way of doing it that this machine allows.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sqlite3
@@ -721,3 +723,129 @@ def test_an_ordinary_user_s_files_stay_as_they_are(kind: str) -> None:
         assert tree(project) == {k: v for k, v in before.items() if k.startswith(f"{project}/")} | {
             ".": (project.stat().st_mtime_ns,)
         }
+
+
+def compared_view(here: Path, view: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process has begun, of which the files are compared."""
+    monkeypatch.setattr(private_copy, "landlock_version", lambda: 0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    copied([str(here)], [], [], [], view, view.parent / "runs.db", [], only=False)
+
+
+def contents(folder: Path) -> dict[str, tuple[object, ...]]:
+    return {path: facts[:3] for path, facts in tree(folder).items()}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
+def test_a_full_disk_is_emptied_before_a_file_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(here)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no mount here")
+    request.addfinalizer(lambda: subprocess.run(["umount", str(here)], check=True))
+    for name in ("w", "grown"):
+        (here / name).write_bytes(name[:1].encode() * (2 << 20))
+    before = contents(here)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "w").unlink()
+    for name, mode in (("grown", "wb"), ("fill", "ab")):
+        with (here / name).open(mode) as file, contextlib.suppress(OSError):
+            for _ in range(6 if name == "grown" else 64):
+                file.write(b"x" * (1 << 20))
+                file.flush()
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert not done.left
+
+
+def test_what_cannot_be_put_back_keeps_its_backup_and_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("a", "w", "z"):
+        (here / name).write_text(f"the user's {name}")
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "w").write_text("by the script")
+    (here / "z").write_text("by the script")
+    copy_file = private_copy._replace
+
+    def on_a_full_disk(path: str, kept: str, aside: str) -> None:
+        if path.endswith("/w"):
+            raise OSError(errno.ENOSPC, "full")
+        copy_file(path, kept, aside)
+
+    monkeypatch.setattr(private_copy, "_replace", on_a_full_disk)
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert (here / "z").read_text() == "the user's z"
+    assert done.restored == [str(here / "z")]
+    (backup,) = done.left.values()
+    throw_away(tmp_path / "view")
+    assert Path(backup).read_text() == "the user's w"
+    said = private_copy.sentence([done])
+    assert said.startswith(f"NOT put back, left changed by the script or while it ran: {here}/w ")
+    assert backup in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "mv d e",
+        "rm -r d && echo x > d",
+        "rm a && mkdir a && echo x > a/b",
+        "rm l && mkdir l",
+        "chmod 0 d && chmod 700 a",
+        "rm -r d && ln -s / d",
+        "rm a && ln -s d/e/f a",
+    ],
+)
+def test_what_became_another_kind_of_file_is_put_back(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "d/e").mkdir(parents=True)
+    (here / "d/e/f").write_text("f")
+    (here / "a").write_text("a")
+    (here / "l").symlink_to("a")
+    before = contents(here)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    subprocess.run(change, shell=True, cwd=here, check=True)
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert not done.left
+
+
+def test_extended_attributes_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "a").write_text("a")
+    try:
+        os.setxattr(here / "a", "user.mine", b"1")
+    except (OSError, AttributeError):
+        pytest.skip("no extended attributes here")
+    compared_view(here, tmp_path / "view", monkeypatch)
+    os.setxattr(here / "a", "user.mine", b"2")
+    os.setxattr(here / "a", "user.other", b"2")
+    put_back(tmp_path / "view", tmp_path / "aside")
+    assert os.listxattr(here / "a") == ["user.mine"]
+    assert os.getxattr(here / "a", "user.mine") == b"1"
+
+
+def test_what_was_too_large_for_a_copy_is_named_as_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "large").write_text("large")
+    monkeypatch.setattr(private_copy, "COPIED_BYTES", 1)
+    monkeypatch.setattr(private_copy, "LARGE_BYTES", 1)
+    monkeypatch.setattr(private_copy, "_cloned", lambda *paths: False)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "large").write_text("changed")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert done.left == {str(here / "large"): ""}
+    assert Path(f"{tmp_path}/aside.txt").read_text() == f"not put back: {here}/large\n"

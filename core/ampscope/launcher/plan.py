@@ -565,6 +565,8 @@ def _report(
     if plan.runs.in_place:
         note = "The script ran on the files themselves (--in-place), and what it wrote stays."
         found = replace(found, notes=(*found.notes, note))
+    if note := plan.runs.files_note():
+        found = replace(found, notes=(*found.notes, note))
     if not is_last:
         counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
         note = result.partial_note(counts)

@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -43,7 +43,8 @@ from ampscope.observations import Observation
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
-from ampscope.runner.private_copy import put_back
+from ampscope.report.document import visible
+from ampscope.runner.private_copy import PutBack, put_back, sentence
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
@@ -131,6 +132,8 @@ class ScriptRuns:
         self._done: dict[str, str] = {}  # run -> the fork server's answer
         self._gone = False  # the fork server has ended
         self._changed = threading.Condition()
+        self._put_back: list[PutBack] = []
+        self._told = ""
 
     def __enter__(self) -> ScriptRuns:
         command = _server(self.spec, self._python)
@@ -174,11 +177,16 @@ class ScriptRuns:
         return uses_cuda(machine) or may_use_cuda(machine) or others
 
     def __exit__(self, *error: object) -> None:
-        try:
+        told = self._told
+        with _signals_held():
             self._end()
-        except KeyboardInterrupt:  # a second signal: once more, now as quick as can be
-            self._end()
-            raise
+            if self.files_note() != told:  # no report says it any more
+                click.echo(f"ampscope: {visible(self._told)}", err=True)
+
+    def files_note(self) -> str:
+        """Which of the user's files were changed and put back; "" when none were."""
+        self._told = sentence(self._put_back)
+        return self._told
 
     def _end(self) -> None:
         process = self._process
@@ -310,14 +318,35 @@ class ScriptRuns:
     def _end_view(self, run_id: str) -> None:
         """Throw away what a run wrote; also where it was killed, the user's files are put back."""
         view = self._file(run_id, "view")
-        put_back(view, self.store.absolute().with_name(f"{self.store.name}.changed") / run_id)
-        throw_away(view)
+        aside = self.store.absolute().with_name(f"{self.store.name}.changed") / run_id
+        with _signals_held():
+            self._put_back.append(put_back(view, aside))
+            throw_away(view)
 
     def _file(self, run_id: str, name: str) -> Path:
         return Path(self.folder.name) / f"{run_id}.{name}"
 
     def _own_words(self) -> Path:
         return Path(self.folder.name) / "fork_server.err"
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """What asks this process to stop comes when the block has ended: half of a user's files put
+    back would be none."""
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) not in (signal.SIG_IGN, None):
+                before[one] = signal.signal(one, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 def _server(spec: RunSpec, python: str) -> list[str]:

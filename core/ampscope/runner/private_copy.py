@@ -22,9 +22,10 @@ import stat
 import struct
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # A file up to this size is copied, a larger one while the sum is below the second number. What is
 # not copied is a link.
@@ -94,7 +95,7 @@ class Copy:
                 shutil.copystat(source, target)
         if kept:
             for path, facts in _walked([self.base + root for root in self.roots], ""):
-                if stat.S_ISREG(facts[0]):
+                if stat.S_ISREG(facts.mode):
                     target = kept + path[len(self.base) :]
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     copy_file(path, target)
@@ -336,7 +337,17 @@ def _call(number: int, *arguments: object) -> int:
 
 # ---- what the user's files were --------------------------------------------------------------
 
-_Facts = tuple[int, int, int, int, str]  # mode, size, time of change in ns, inode, text of a link
+
+class _Facts(NamedTuple):
+    """Of one file, link or folder."""
+
+    mode: int
+    size: int
+    changed_ns: int
+    inode: int
+    text: str  # of a link
+    owner: str  # and group
+    attributes: str  # extended ones
 
 
 def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
@@ -368,36 +379,90 @@ def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str,
 def _facts(path: str) -> _Facts:
     found = os.lstat(path)
     text = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
-    return found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino, text
+    return _Facts(
+        found.st_mode,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ino,
+        text,
+        f"{found.st_uid}:{found.st_gid}",
+        json.dumps(_attributes(path)),
+    )
 
 
-def changed(folder: Path) -> list[str]:
-    """Files of the user's that are others than before the run whose copy is below ``folder``."""
-    told = _told(folder)
-    return [] if told is None else sorted(path for path, *_ in _differences(told))
-
-
-def put_back(folder: Path, aside: Path) -> None:
-    """Make the user's files what they were before the run whose copy is below ``folder``. What they
-    have become is kept in ``aside``: it may be the user's own work, or another program's. Where the
-    run could write nothing else, its times and permissions alone are put back."""
-    told = _told(folder)
-    if told is None:
-        return
-    found = sorted(_differences(told), key=lambda one: one[0], reverse=True)  # what is inside first
-    for path, before, now in found:
+def _attributes(path: str) -> dict[str, str]:
+    if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            if not told["only"]:
-                _put_back(path, before, now, f"{folder}/{_KEPT}{path}", f"{aside}{path}")
-            elif before and now and before[1:2] + before[3:] == now[1:2] + now[3:]:
-                _as_before(path, before, f"{folder}/files{path}")
-    if found and not told["only"]:
-        for path, facts in told["files"].items():
+            names = sorted(os.listxattr(path, follow_symlinks=False))
+            return {n: os.getxattr(path, n, follow_symlinks=False).hex() for n in names}
+    return {}
+
+
+@dataclass(slots=True)
+class PutBack:
+    """What became of the user's files that one run has changed."""
+
+    aside: str  # where what they had become is kept; ``aside.txt`` lists them
+    restored: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)  # changed still -> its backup, or ""
+
+
+def sentence(of_runs: Sequence[PutBack]) -> str:
+    """For the user; "" where nothing was changed. What could not be put back is named in full."""
+    of_runs = [one for one in of_runs if one.restored or one.left]
+    left = {path: backup for one in of_runs for path, backup in one.left.items()}
+    restored = sorted({path for one in of_runs for path in one.restored} - left.keys())
+    said = []
+    if left:
+        each = [f"{p} (it was as {b} is)" if b else p for p, b in sorted(left.items())]
+        said.append(f"NOT put back, left changed by the script or while it ran: {', '.join(each)}.")
+    if restored:
+        more = f" and {len(restored) - 4} more" if len(restored) > 4 else ""
+        said.append(
+            f"{', '.join(restored[:4])}{more} differed after a run from what was there before, and "
+            "what was there before is put back."
+        )
+    if of_runs:
+        places = ", ".join(one.aside for one in of_runs[:2]) + (", …" if len(of_runs) > 2 else "")
+        said.append(
+            "What they had become, which may be your own work, is kept in "
+            f"{places}; a list of all is beside it."
+        )
+    return " ".join(said)
+
+
+def put_back(folder: Path, aside: Path) -> PutBack:
+    """Make the user's files what they were before the run whose copy is below ``folder``. What they
+    have become is kept in ``aside``: it may be the user's own work, or another program's. A file is
+    never written over: what cannot be put back is left, and its backup is kept. Where the run could
+    write nothing else, its times and permissions alone are put back."""
+    done, told = PutBack(str(aside)), _told(folder)
+    if told is None:
+        return done
+    before = {path: _Facts(*facts) for path, facts in told["files"].items()}
+    folders = [(path, facts) for path, facts in before.items() if stat.S_ISDIR(facts.mode)]
+    if told["only"]:
+        for path, old, new in _differences(told, before):
             with contextlib.suppress(OSError):
-                if stat.S_ISDIR(facts[0]):
-                    os.utime(path, ns=(facts[2], facts[2]))
+                if old and new and (old.size, old.inode) == (new.size, new.inode):
+                    _as_before(path, old, is_known=_is_copy(f"{folder}/files{path}", path))
+    else:
+        for path, facts in folders:  # from above: what is inside can be seen
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(mode := os.lstat(path).st_mode) and mode != facts.mode:
+                    os.chmod(path, stat.S_IMODE(facts.mode) | stat.S_IRWXU)
+                    done.restored.append(path)
+        found = sorted(_differences(told, before), key=lambda one: one[0])
+        _put_back(found, f"{folder}/{_KEPT}", done)
+        if found or done.restored:
+            for path, facts in reversed(folders):
+                with contextlib.suppress(OSError):
+                    if os.path.isdir(path) and not os.path.islink(path):
+                        _as_before(path, facts, is_known=True)
+        _keep_backups(folder, done)
     shutil.rmtree(told["temporary"], ignore_errors=True)
     (folder / _BEFORE).unlink(missing_ok=True)
+    return done
 
 
 def _told(folder: Path) -> Any:
@@ -407,63 +472,153 @@ def _told(folder: Path) -> Any:
         return None
 
 
-def _differences(told: Any) -> list[tuple[str, _Facts | None, _Facts | None]]:
+_Difference = tuple[str, _Facts | None, _Facts | None]
+
+
+def _differences(told: Any, before: Mapping[str, _Facts]) -> list[_Difference]:
     """(path, before, now) of what differs; of a folder, its permissions alone: what was made in it
     is named itself. Where there was more than one walk sees, what is new is not known."""
-    before: dict[str, _Facts] = {path: tuple(facts) for path, facts in told["files"].items()}
     now: dict[str, _Facts] = {}
     if len(before) < COMPARED_ENTRIES:
         now.update(_walked(told["roots"], told["store"]))
     for path in before.keys() - now.keys():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
             now[path] = _facts(path)
     found = []
     for path in before.keys() | now.keys():
         old, new = before.get(path), now.get(path)
-        both = bool(old and new and stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0]))
-        if old != new and not (both and old and new and old[0] == new[0]):
+        both = bool(old and new and stat.S_ISDIR(old.mode) and stat.S_ISDIR(new.mode))
+        if old != new and not (
+            both and old and new and (old.mode, *old[5:]) == (new.mode, *new[5:])
+        ):
             found.append((path, old, new))
     return found
 
 
-def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, aside: str) -> None:
-    if before and now and stat.S_IFMT(before[0]) == stat.S_IFMT(now[0]):
-        if stat.S_ISDIR(now[0]):
-            os.chmod(path, stat.S_IMODE(before[0]))
-            return
-        if stat.S_ISREG(now[0]) and (
-            not os.path.exists(kept) or filecmp.cmp(path, kept, shallow=False)
-        ):
-            _as_before(path, before, kept)
-            return
-    if now and stat.S_ISDIR(now[0]):
-        os.rmdir(path)  # what was in it is aside
-    elif os.path.lexists(path) and not (before and stat.S_ISDIR(before[0]) and os.path.isdir(path)):
-        os.makedirs(os.path.dirname(aside), exist_ok=True)
-        shutil.move(path, aside)
-    if before is None:
-        return
-    os.makedirs(path if stat.S_ISDIR(before[0]) else os.path.dirname(path), exist_ok=True)
-    if stat.S_ISLNK(before[0]):
-        os.symlink(before[4], path)
-    elif stat.S_ISREG(before[0]) and os.path.exists(kept):
-        copy_file(kept, path)
-    if os.path.lexists(path):
-        _as_before(path, before, kept)
+def _put_back(found: list[_Difference], kept: str, done: PutBack) -> None:
+    """``found`` is sorted by path. What is new goes first: it may have filled the disk."""
+    failed: set[str] = set()
+    for path, old, new in reversed(found):  # what is inside first
+        if new and (old is None or stat.S_IFMT(old.mode) != stat.S_IFMT(new.mode)):
+            try:
+                if stat.S_ISDIR(new.mode):
+                    os.rmdir(path)  # what was in it is aside
+                else:
+                    _move(path, f"{done.aside}{path}")
+            except OSError:
+                failed.add(path)
+    for path, old, _ in found:
+        if old is not None and path not in failed:
+            try:
+                if not _restored(path, old, kept + path, done.aside + path):
+                    failed.add(path)
+            except OSError:
+                failed.add(path)
+    done.restored += [path for path, *_ in found if path not in failed]
+    done.left.update(dict.fromkeys(sorted(failed), ""))
 
 
-def _as_before(path: str, before: _Facts, copy: str) -> None:
-    """Permissions and time of change. The time stays where the contents are not those of ``copy``,
-    or there is none: someone may have edited the file."""
-    if not stat.S_ISLNK(before[0]):
-        os.chmod(path, stat.S_IMODE(before[0]))
-    if stat.S_ISREG(before[0]):
-        is_known = os.path.isfile(copy) and not os.path.islink(copy)
-        if not is_known or not filecmp.cmp(path, copy, shallow=False):
-            return
-    elif stat.S_ISDIR(before[0]):
-        return  # it changes with each file that anyone makes there
-    os.utime(path, ns=(before[2], before[2]), follow_symlinks=False)
+def _restored(path: str, before: _Facts, kept: str, aside: str) -> bool:
+    """Whether the file is what it was. Raises OSError, and then nothing is lost."""
+    if stat.S_ISDIR(before.mode):
+        os.makedirs(path, exist_ok=True)
+        return True
+    if stat.S_ISLNK(before.mode):
+        if os.path.lexists(path):
+            _move(path, aside)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(before.text, path)
+        _as_before(path, before, is_known=True)
+        return True
+    if not stat.S_ISREG(before.mode):
+        return False
+    if not os.path.exists(kept):  # too large for a copy
+        if not os.path.lexists(path):
+            return False
+        now = _facts(path)
+        _as_before(path, before, is_known=False)
+        return now[1:5] == before[1:5]
+    if not _is_copy(kept, path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _replace(path, kept, aside)
+    _as_before(path, before, is_known=True)
+    return True
+
+
+def _replace(path: str, kept: str, aside: str) -> None:
+    """The contents of ``kept`` take the place of the file, which is moved ``aside``."""
+    with tempfile.TemporaryDirectory(prefix=".ampscope-", dir=os.path.dirname(path)) as made:
+        part = f"{made}/part"
+        try:
+            if os.stat(kept).st_dev == os.stat(made).st_dev:
+                part = kept
+            else:
+                copy_file(kept, part)
+        except OSError:
+            if not os.path.lexists(path):
+                raise
+            _move(path, aside)  # it may be what fills the disk
+            copy_file(kept, part)
+        if os.path.lexists(path):
+            _move(path, aside)
+        os.rename(part, path)
+
+
+def _move(path: str, aside: str) -> None:
+    os.makedirs(os.path.dirname(aside), exist_ok=True)
+    shutil.move(path, aside)
+
+
+def _keep_backups(folder: Path, done: PutBack) -> None:
+    """Of what is left changed, beside what is kept; on a full disk where they are, for good."""
+    kept = f"{folder}/{_KEPT}"
+    for path in done.left:
+        if os.path.isfile(kept + path):
+            target = f"{done.aside}.before{path}"
+            try:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                copy_file(kept + path, target)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(target)
+                target = f"{folder.parent}-kept-{folder.name}"
+                with contextlib.suppress(OSError):
+                    os.rename(kept, target)
+                kept, target = target, target + path
+            done.left[path] = target
+    if done.left or done.restored:
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(done.aside), exist_ok=True)
+            lines = [f"not put back: {path}\n" for path in done.left]
+            lines += [f"put back: {path}\n" for path in sorted(done.restored)]
+            Path(f"{done.aside}.txt").write_text("".join(lines), errors="surrogateescape")
+
+
+def _is_copy(copy: str, path: str) -> bool:
+    is_there = os.path.isfile(copy) and not os.path.islink(copy) and os.path.isfile(path)
+    return is_there and not os.path.islink(path) and filecmp.cmp(path, copy, shallow=False)
+
+
+def _as_before(path: str, before: _Facts, *, is_known: bool) -> None:
+    """Owner, attributes, permissions, and the time of change where the contents are known to be
+    what they were: otherwise someone may have edited the file."""
+    now = _facts(path)
+    if now.owner != before.owner:
+        with contextlib.suppress(OSError):
+            user, group = map(int, before.owner.split(":"))
+            os.chown(path, user, group, follow_symlinks=False)
+    if now.attributes != before.attributes:
+        old = json.loads(before.attributes)
+        for name in json.loads(now.attributes).keys() | old.keys():
+            with contextlib.suppress(OSError):
+                if name in old:
+                    os.setxattr(path, name, bytes.fromhex(old[name]), follow_symlinks=False)
+                else:
+                    os.removexattr(path, name, follow_symlinks=False)
+    if not stat.S_ISLNK(before.mode):
+        os.chmod(path, stat.S_IMODE(before.mode))
+    if is_known:
+        os.utime(path, ns=(before.changed_ns, before.changed_ns), follow_symlinks=False)
 
 
 # ---- texts -----------------------------------------------------------------------------------
