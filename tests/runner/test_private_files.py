@@ -10,10 +10,12 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -849,3 +851,75 @@ def test_what_was_too_large_for_a_copy_is_named_as_changed(
     done = put_back(tmp_path / "view", tmp_path / "aside")
     assert done.left == {str(here / "large"): ""}
     assert Path(f"{tmp_path}/aside.txt").read_text() == f"not put back: {here}/large\n"
+
+
+def test_signals_wait_until_files_are_put_back(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        HEALTHY + f"open('{project}/notes.txt', 'a').write('x')\n"
+        f"import time; open('{project}/ready', 'w'); time.sleep(60)\n"
+    )
+    before = contents(project)
+    put = private_copy._restored
+
+    def while_signals_come(*args: object) -> bool:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) * 3:
+            os.kill(os.getpid(), number)
+        return put(*args)  # type: ignore[arg-type]  # handed on
+
+    monkeypatch.setattr(private_copy, "_restored", while_signals_come)
+    old = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
+    runs = ScriptRuns(spec(project / "train.py"), tmp_path / "runs.db", private=True)
+
+    def until_a_signal() -> None:
+        with runs:
+            runs.start("as_is")
+            while not (project / "ready").exists():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            until_a_signal()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    assert contents(project) == before
+    assert str(project / "notes.txt") in runs.files_note()
+
+
+@pytest.mark.parametrize(("one", "other"), [(".", "."), (".", "a"), ("a", ".")])
+def test_two_runs_are_not_compared_in_one_folder(
+    one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here/a").mkdir(parents=True)
+    monkeypatch.setattr(private_copy, "WAITED_S", 0.0)
+    compared_view(tmp_path / "here" / one, tmp_path / "view1", monkeypatch)
+    with pytest.raises(OSError, match="another diagnosis is at work"):
+        compared_view(tmp_path / "here" / other, tmp_path / "view2", monkeypatch)
+    put_back(tmp_path / "view1", tmp_path / "aside")
+    compared_view(tmp_path / "here" / other, tmp_path / "view2", monkeypatch)
+    put_back(tmp_path / "view2", tmp_path / "aside")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no subreaper")
+def test_what_a_script_leaves_running_is_ended_before_files_are_put_back(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        HEALTHY + "import subprocess\n"
+        f'subprocess.run(\'setsid nohup sh -c "(sleep 3; echo x >> {project}/notes.txt)" '
+        "> /dev/null 2>&1 &', shell=True)\nsteps()\n"
+    )
+    said: list[str] = []
+    with ScriptRuns(spec(project / "train.py"), tmp_path / "runs.db", private=True) as runs:
+        runs.wait(runs.start("as_is"), say=said.append)
+        assert runs.compared == [str(project)]
+        time.sleep(4)
+    assert (project / "notes.txt").read_text() == "notes"
+    assert any(str(project) in words for words in said)

@@ -164,7 +164,11 @@ class DiagnosisPlan:
         holder = self.runs.first_to_share()
         if holder in ("", run_id):
             return False
-        self.say("again, alone: the script changes what its runs cannot have copies of")
+        self.say(
+            "again, alone: runs are made one at a time where files are compared"
+            if self.runs.compared
+            else "again, alone: the script changes what its runs cannot have copies of"
+        )
         return True
 
     def control(self, control: str) -> RunView:

@@ -44,7 +44,7 @@ from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
 from ampscope.report.document import visible
-from ampscope.runner.private_copy import PutBack, put_back, sentence
+from ampscope.runner.private_copy import PutBack, claimed, put_back, sentence
 from ampscope.runner.private_files import LOCK
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
@@ -134,6 +134,7 @@ class ScriptRuns:
         self._changed = threading.Condition()
         self._put_back: list[PutBack] = []
         self._told = ""
+        self.compared: list[str] = []  # folders whose files are compared and put back
 
     def __enter__(self) -> ScriptRuns:
         command = _server(self.spec, self._python)
@@ -269,6 +270,13 @@ class ScriptRuns:
     ) -> ScriptRun:
         told, look_at = "", time.monotonic() + LOOKED_EVERY_S
         while True:
+            if not self.compared and (found := claimed(self._file(run_id, "view"))):
+                self.compared = found
+                if say is not None:
+                    say(
+                        "change nothing now in "
+                        f"{', '.join(found)}: what differs there after each run is put back"
+                    )
             if say is not None and time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOKED_EVERY_S
                 with Reader(self.store) as reader:
@@ -422,6 +430,7 @@ def is_module(spec: RunSpec) -> bool:
 @click.argument("controls", nargs=-1, required=True)
 def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
     """Run the script of RUN_ID under each of CONTROLS."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # there are files to put back
     try:
         repeat(store, run_id, controls)
     except AmpscopeError as error:

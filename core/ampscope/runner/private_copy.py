@@ -22,6 +22,8 @@ import stat
 import struct
 import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,8 @@ COMPARED_ENTRIES = 200_000  # of the user's files
 _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
+CLAIMED = "roots.json"  # the folders that a run has claimed, until its files are put back
+WAITED_S = 300.0  # for another diagnosis
 # What they name is no place of output; PWD may be out of date.
 NOT_NAMED = ("PWD", "OLDPWD", "PYTHONPATH", "CONDA_PREFIX", "SHELL", "_")
 NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -245,6 +249,8 @@ def copied(
     if only and len(temporary) >= _SHORT:
         with contextlib.suppress(OSError):  # named as a folder that goes where this process is gone
             temporary = tempfile.mkdtemp(prefix=f"ampscope-{os.getpid()}-0-", dir="/tmp")
+    if not only:
+        _claim([*roots, *named], folder)
     copy = Copy(roots, [*named, *led], plain, base, str(store.absolute()), first)
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     # What only a variable names is not compared: the script is led to the copy, and other programs
@@ -265,6 +271,44 @@ def copied(
         os.environ["TMPDIR"] = temporary
     sys.path[:] = [p if _below(p, (sys.prefix,)) else copy.led(p) for p in sys.path]
     return copy
+
+
+def _claim(roots: Sequence[str], folder: Path) -> None:
+    """Wait until no other run is compared in one of these folders, in or around them: each would
+    put back what the other has changed. Raises OSError where that takes too long."""
+    place = Path("/tmp", f"ampscope-compared-{os.getuid()}")
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.is_symlink() or place.stat().st_uid != os.getuid():
+        raise OSError(f"{place} is another user's")
+    until = time.monotonic() + WAITED_S
+    with open(place / "lock", "w") as lock:
+        while True:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            others = [one for path in place.glob("*.claim") for one in claimed(path)]
+            busy = [
+                one for one in others if _below(one, roots) or any(_below(r, (one,)) for r in roots)
+            ]
+            if not busy:
+                (folder / CLAIMED).write_text(json.dumps(list(roots)))
+                os.symlink(os.path.realpath(folder), place / f"{uuid.uuid4().hex}.claim")
+                return
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            if time.monotonic() > until:
+                raise OSError(
+                    f"another diagnosis is at work in {busy[0]}; start this one again after it"
+                )
+            time.sleep(0.1)
+
+
+def claimed(folder: Path) -> list[str]:
+    """The folders that the run has claimed whose view ``folder`` is; where a link leads to a view
+    that is gone, the link goes."""
+    try:
+        return [str(one) for one in json.loads((folder / CLAIMED).read_text())]
+    except (OSError, ValueError):
+        if folder.is_symlink():
+            folder.unlink(missing_ok=True)
+        return []
 
 
 def store_names(store: str) -> frozenset[str]:
@@ -462,6 +506,7 @@ def put_back(folder: Path, aside: Path) -> PutBack:
         _keep_backups(folder, done)
     shutil.rmtree(told["temporary"], ignore_errors=True)
     (folder / _BEFORE).unlink(missing_ok=True)
+    (folder / CLAIMED).unlink(missing_ok=True)
     return done
 
 
