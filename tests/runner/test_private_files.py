@@ -923,3 +923,57 @@ def test_what_a_script_leaves_running_is_ended_before_files_are_put_back(
         time.sleep(4)
     assert (project / "notes.txt").read_text() == "notes"
     assert any(str(project) in words for words in said)
+
+
+def test_a_repository_is_copied_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / ".git").mkdir(parents=True)
+    (here / ".git/HEAD").write_text("main")
+    before = contents(here)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    copy = Path(f"{tmp_path}/view/files{here}/.git")
+    assert not copy.is_symlink()
+    (copy / "HEAD").write_text("the copy's")
+    assert contents(here) == before
+    (here / ".git/HEAD").write_text("other")
+    (here / ".git/index").write_text("new")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert not done.left
+
+
+def test_what_changed_in_an_installation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    for name in (".venv/lib/__pycache__", "node_modules/a"):
+        (here / name).mkdir(parents=True)
+    (here / ".venv/pyvenv.cfg").touch()
+    (here / ".venv/lib/kept").touch()
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / ".venv/lib/__pycache__/x.pyc").touch()
+    (here / "node_modules/a/new").touch()
+    (here / ".venv/pyvenv.cfg").write_text("changed")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert list(done.left) == [f"{here}/.venv/pyvenv.cfg", f"{here}/node_modules/a/new"]
+    assert (here / "node_modules/a/new").exists()
+
+
+def test_a_link_to_the_folder_above_leads_into_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "above/here"
+    (here / "in").mkdir(parents=True)
+    (tmp_path / "above/beside").write_text("kept")
+    (here / "up").symlink_to("..")
+    (here / "in/self").symlink_to("..")
+    before = contents(tmp_path / "above")
+    compared_view(here, tmp_path / "view", monkeypatch)
+    copy = Path(f"{tmp_path}/view/files{here}")
+    assert (copy / "up/beside").read_text() == "kept"
+    for name in ("up/beside", "up/new", "in/self/new"):
+        (copy / name).write_text("by the script")
+    put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(tmp_path / "above") == before

@@ -41,6 +41,7 @@ _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have a
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
 CLAIMED = "roots.json"  # the folders that a run has claimed, until its files are put back
+MOST_NAMED = 20  # changed files of an installation; of more, the installation alone
 WAITED_S = 300.0  # for another diagnosis
 # What they name is no place of output; PWD may be out of date.
 NOT_NAMED = ("PWD", "OLDPWD", "PYTHONPATH", "CONDA_PREFIX", "SHELL", "_")
@@ -68,7 +69,8 @@ class Copy:
         self.roots = (*roots, *named)
         self.base = base
         self._named = tuple(named)
-        self._plain = tuple(plain)
+        self._plain = list(plain)
+        self._with_git = False
         self._first = tuple(first)
         self._own = store_names(store)
         self._links = LINKS
@@ -78,7 +80,9 @@ class Copy:
         self._files: list[tuple[int, str, str]] = []  # (bytes, file, its place)
 
     def make(self, kept: str = "") -> None:
-        """Raises OSError. ``kept``: a folder for another copy of each file that is copied."""
+        """Raises OSError. ``kept``: a folder for another copy of each file that is copied, and of
+        those of a repository, which are copied then."""
+        self._with_git = bool(kept)
         home = os.path.expanduser("~")
         asked = [r for r in self.roots if r not in (*self._named, *self._first)]
         for roots, small, room in (
@@ -98,7 +102,7 @@ class Copy:
             with contextlib.suppress(OSError):
                 shutil.copystat(source, target)
         if kept:
-            for path, facts in _walked([self.base + root for root in self.roots], ""):
+            for path, facts in _walked([self.base + root for root in self.roots], "", []):
                 if stat.S_ISREG(facts.mode):
                     target = kept + path[len(self.base) :]
                     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -176,7 +180,8 @@ class Copy:
             with contextlib.suppress(PermissionError):  # the script may stand below all the same
                 self._folder(source, target, linked=linked, depth=depth)
             return
-        if is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
+        is_linked = is_installed(source) and not (self._with_git and _is_repository(source))
+        if is_linked or not os.access(source, os.R_OK | os.X_OK):
             os.symlink(source, target)
             return
         direct = len(os.listdir(source))
@@ -203,8 +208,12 @@ class Copy:
         is_own = os.access(real, os.W_OK) and depth < 2 and not _below(self.base, (real,))
         if _below(real, self.roots):
             os.symlink(self.base + real, target)
-        elif is_own and os.path.isdir(real) and not any(_below(r, (real,)) for r in self.roots):
-            self._inner(real, target, linked=False, depth=depth + 1)
+        elif is_own and os.path.isdir(real):
+            if any(_below(root, (real,)) for root in self.roots):  # to what holds the project
+                self._plain.append(real)
+                os.symlink(self.base + real, target)
+            else:
+                self._inner(real, target, linked=False, depth=depth + 1)
         elif is_own and os.path.isfile(real):
             self._file(real, target, linked=False)
         else:
@@ -256,9 +265,10 @@ def copied(
     # What only a variable names is not compared: the script is led to the copy, and other programs
     # are at work there, whose files nobody may put back.
     roots = copy.roots if only else (*roots, *named)
-    before = dict(_walked(roots, str(store.absolute())))
+    apart: list[str] | None = None if only else []
+    before = dict(_walked(roots, str(store.absolute()), apart))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
-    told["temporary"] = temporary
+    told |= {"temporary": temporary, "apart": apart, "installed": _installed(apart or [])}
     (folder / _BEFORE).write_text(json.dumps(told))
     # Its first version lets no file be renamed from one folder to another.
     if only or landlock_version() == 2:
@@ -394,14 +404,29 @@ class _Facts(NamedTuple):
     attributes: str  # extended ones
 
 
-def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
+def _walked(
+    roots: Sequence[str], store: str, apart: list[str] | None
+) -> Iterator[tuple[str, _Facts]]:
     """Everything below the roots, and they themselves, but for installations and ``store``; of the
     user's home its own files alone, and no hidden ones: other programs are at work there. At most
-    COMPARED_ENTRIES."""
-    return itertools.islice(_all_below(roots, store_names(store)), COMPARED_ENTRIES)
+    COMPARED_ENTRIES. ``apart`` gets the installations; without it, repositories are left out."""
+    inside = _all_below(roots, store_names(store), apart)
+    return itertools.islice(inside, COMPARED_ENTRIES)
 
 
-def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str, _Facts]]:
+def _installed(folders: Sequence[str]) -> dict[str, _Facts]:
+    """What lies in installations, but for what Python compiles there by itself."""
+    inside = _all_below(folders, frozenset(), None, is_installation=True)
+    return dict(itertools.islice(inside, COMPARED_ENTRIES))
+
+
+def _all_below(
+    roots: Sequence[str],
+    own: frozenset[str],
+    apart: list[str] | None,
+    *,
+    is_installation: bool = False,
+) -> Iterator[tuple[str, _Facts]]:
     left = list(roots)
     home = os.path.expanduser("~")
     for folder in left:
@@ -414,8 +439,16 @@ def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str,
                     continue
                 with contextlib.suppress(FileNotFoundError):  # another program has just removed it
                     if entry.is_dir(follow_symlinks=False):
-                        if folder != home and not is_installed(entry.path):
+                        if is_installation:
+                            left += [entry.path] * (entry.name != "__pycache__")
+                        elif folder == home:
+                            continue
+                        elif not is_installed(entry.path) or (
+                            apart is not None and _is_repository(entry.path)
+                        ):
                             left.append(entry.path)
+                        elif apart is not None:
+                            apart.append(entry.path)
                     elif not (folder == home and entry.name[0] == "."):
                         yield entry.path, _facts(entry.path)
 
@@ -503,6 +536,7 @@ def put_back(folder: Path, aside: Path) -> PutBack:
                 with contextlib.suppress(OSError):
                     if os.path.isdir(path) and not os.path.islink(path):
                         _as_before(path, facts, is_known=True)
+        done.left.update(dict.fromkeys(_changed_installations(told), ""))
         _keep_backups(folder, done)
     shutil.rmtree(told["temporary"], ignore_errors=True)
     (folder / _BEFORE).unlink(missing_ok=True)
@@ -525,7 +559,7 @@ def _differences(told: Any, before: Mapping[str, _Facts]) -> list[_Difference]:
     is named itself. Where there was more than one walk sees, what is new is not known."""
     now: dict[str, _Facts] = {}
     if len(before) < COMPARED_ENTRIES:
-        now.update(_walked(told["roots"], told["store"]))
+        now.update(_walked(told["roots"], told["store"], None if told["only"] else []))
     for path in before.keys() - now.keys():
         with contextlib.suppress(OSError):
             now[path] = _facts(path)
@@ -538,6 +572,24 @@ def _differences(told: Any, before: Mapping[str, _Facts]) -> list[_Difference]:
         ):
             found.append((path, old, new))
     return found
+
+
+def _changed_installations(told: Any) -> list[str]:
+    """Files of installations that have changed, or where they are many, the installations."""
+    before = {path: _Facts(*facts) for path, facts in told["installed"].items()}
+    now = _installed(told["apart"])
+    if len(before) == COMPARED_ENTRIES:
+        now = {path: facts for path, facts in now.items() if path in before}
+    found = [
+        path
+        for path in sorted(before.keys() | now.keys())
+        if (a := before.get(path)) != (b := now.get(path))
+        and not (a and b and stat.S_ISDIR(a.mode) and a.mode == b.mode)
+    ]
+    many = len(found) > MOST_NAMED
+    return (
+        [one for one in told["apart"] if any(_below(f, (one,)) for f in found)] if many else found
+    )
 
 
 def _put_back(found: list[_Difference], kept: str, done: PutBack) -> None:
@@ -700,6 +752,10 @@ def small_texts(root: str) -> list[str]:
 def is_installed(folder: str) -> bool:
     """An environment, packages or a repository's own data: no script's output."""
     return os.path.exists(f"{folder}/pyvenv.cfg") or folder.endswith(("/.git", "/node_modules"))
+
+
+def _is_repository(folder: str) -> bool:
+    return folder.endswith("/.git")
 
 
 def copy_file(source: str, target: str) -> None:
