@@ -764,33 +764,37 @@ def test_a_full_disk_is_emptied_before_a_file_is_put_back(
     assert not done.left
 
 
+@pytest.mark.parametrize("store_is_full", [False, True])
 def test_what_cannot_be_put_back_keeps_its_backup_and_is_named_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
     for name in ("a", "w", "z"):
         (here / name).write_text(f"the user's {name}")
     compared_view(here, tmp_path / "view", monkeypatch)
-    (here / "w").write_text("by the script")
-    (here / "z").write_text("by the script")
-    copy_file = private_copy._replace
+    for name in ("a", "w", "z"):
+        (here / name).write_text("by the script")
+    replace = private_copy._replace
+
+    def full(*paths: str) -> None:
+        raise OSError(errno.ENOSPC, "full")
 
     def on_a_full_disk(path: str, kept: str, aside: str) -> None:
-        if path.endswith("/w"):
-            raise OSError(errno.ENOSPC, "full")
-        copy_file(path, kept, aside)
+        (full if path[-2:] in ("/a", "/w") else replace)(path, kept, aside)
 
     monkeypatch.setattr(private_copy, "_replace", on_a_full_disk)
+    if store_is_full:
+        monkeypatch.setattr(private_copy, "copy_file", full)
     done = put_back(tmp_path / "view", tmp_path / "aside")
     assert (here / "z").read_text() == "the user's z"
     assert done.restored == [str(here / "z")]
-    (backup,) = done.left.values()
     throw_away(tmp_path / "view")
-    assert Path(backup).read_text() == "the user's w"
+    for name, backup in zip(("a", "w"), done.left.values(), strict=True):
+        assert Path(backup).read_text() == f"the user's {name}"
     said = private_copy.sentence([done])
-    assert said.startswith(f"NOT put back, left changed by the script or while it ran: {here}/w ")
-    assert backup in said
+    assert said.startswith(f"NOT put back, left changed by the script or while it ran: {here}/a ")
+    assert all(f"{path} (it was as {backup} is)" in said for path, backup in done.left.items())
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from ampscope.store.writer import RunWriter, new_run_id
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
 LOOKED_EVERY_S = 2.0  # at what a run says of itself
+ENDS_WITHIN_S = 120.0  # the fork server, that may still load torch
 KILLED_AFTER_S = 5.0  # after the time at which the child's own watchdog ends it
 
 
@@ -195,7 +196,11 @@ class ScriptRuns:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()  # the fork server kills what still runs, and ends
-            process.wait()
+            try:
+                process.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:  # it hangs, and the signals of a user wait
+                process.kill()
+                process.wait()
             if process.stdout is not None:
                 process.stdout.close()
         for run_id in self._open:

@@ -530,6 +530,9 @@ def put_back(folder: Path, aside: Path) -> PutBack:
                     os.chmod(path, stat.S_IMODE(facts.mode) | stat.S_IRWXU)
                     done.restored.append(path)
         found = sorted(_differences(told, before), key=lambda one: one[0])
+        if found:
+            with contextlib.suppress(OSError):  # for the user alone: it may be from such folders
+                aside.parent.mkdir(mode=0o700, exist_ok=True)
         _put_back(found, f"{folder}/{_KEPT}", done)
         if found or done.restored:
             for path, facts in reversed(folders):
@@ -680,6 +683,7 @@ def _keep_backups(folder: Path, done: PutBack) -> None:
                     os.unlink(target)
                 target = f"{folder.parent}-kept-{folder.name}"
                 with contextlib.suppress(OSError):
+                    os.chmod(kept, 0o700)
                     os.rename(kept, target)
                 kept, target = target, target + path
             done.left[path] = target
