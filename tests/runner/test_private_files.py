@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -981,3 +982,26 @@ def test_a_link_to_the_folder_above_leads_into_the_copy(
         (copy / name).write_text("by the script")
     put_back(tmp_path / "view", tmp_path / "aside")
     assert contents(tmp_path / "above") == before
+
+
+def test_a_second_run_that_met_no_other_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two are made one at a time where files are compared; here the first ends early."""
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(HEALTHY + "steps()\n")
+    start, wait = ScriptRuns.start, ScriptRuns.wait
+    started: list[str] = []
+
+    def one_after_the_other(runs: ScriptRuns, control: str, parent: str = "", **more: Any) -> str:
+        if started:
+            wait(runs, started[0])
+        started.append(start(runs, control, parent, **more))
+        return started[-1]
+
+    monkeypatch.setattr(ScriptRuns, "start", one_after_the_other)
+    report = diagnosed(path, tmp_path.parent / f"{tmp_path.name}.db", verify=False)
+    assert report.diagnosis.verdict == "no_fault", report.undecided
+    assert len(started) == 2

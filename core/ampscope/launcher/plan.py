@@ -62,6 +62,7 @@ from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
+from ampscope.runner.private_files import WAITS
 from ampscope.store.writer import keep_conclusion
 
 MAX_FIX_RUNS = 4
@@ -143,6 +144,11 @@ class DiagnosisPlan:
         if _lacked(self.done[control], self.views[control]):
             self.say(f"{control} again, alone: there was not enough for two runs at a time")
             return True
+        if self.runs.compared:  # and put back before the next run begins
+            waits = self.done[control].info.message == WAITS
+            if waits:
+                self.say(f"{control}, once more: runs are made one at a time here")
+            return waits
         return self._shared(run_id)
 
     def _judge_one_rank(self) -> None:
@@ -164,11 +170,7 @@ class DiagnosisPlan:
         holder = self.runs.first_to_share()
         if holder in ("", run_id):
             return False
-        self.say(
-            "again, alone: runs are made one at a time where files are compared"
-            if self.runs.compared
-            else "again, alone: the script changes what its runs cannot have copies of"
-        )
+        self.say("again, alone: the script changes what its runs cannot have copies of")
         return True
 
     def control(self, control: str) -> RunView:
