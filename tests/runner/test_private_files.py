@@ -6,13 +6,18 @@ Everything is tried in each way of doing it that this machine allows.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -854,3 +859,282 @@ print(*view.notes())
     assert {"contents", "truncated", "names", "removed", "made"} <= refused
     assert done
     assert all(kind in said[-1].lower() for kind in done)
+
+
+def compared_view(here: Path, view: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process has begun, of which the files are compared."""
+    monkeypatch.setattr(private_copy, "landlock_version", lambda: 0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    copied([str(here)], [], [], [], view, view.parent / "runs.db", [], only=False)
+
+
+def contents(folder: Path) -> dict[str, tuple[object, ...]]:
+    return {path: facts[:3] for path, facts in tree(folder).items()}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
+def test_a_full_disk_is_emptied_before_a_file_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(here)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no mount here")
+    request.addfinalizer(lambda: subprocess.run(["umount", str(here)], check=True))
+    for name in ("w", "grown"):
+        (here / name).write_bytes(name[:1].encode() * (2 << 20))
+    before = contents(here)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "w").unlink()
+    for name, mode in (("grown", "wb"), ("fill", "ab")):
+        with (here / name).open(mode) as file, contextlib.suppress(OSError):
+            for _ in range(6 if name == "grown" else 64):
+                file.write(b"x" * (1 << 20))
+                file.flush()
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert not done.left
+
+
+@pytest.mark.parametrize("store_is_full", [False, True])
+def test_what_cannot_be_put_back_keeps_its_backup_and_is_named_first(
+    store_is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("a", "w", "z"):
+        (here / name).write_text(f"the user's {name}")
+    compared_view(here, tmp_path / "view", monkeypatch)
+    for name in ("a", "w", "z"):
+        (here / name).write_text("by the script")
+    replace = private_copy._replace
+
+    def full(*paths: str) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def on_a_full_disk(path: str, kept: str, aside: str) -> None:
+        (full if path[-2:] in ("/a", "/w") else replace)(path, kept, aside)
+
+    monkeypatch.setattr(private_copy, "_replace", on_a_full_disk)
+    if store_is_full:
+        monkeypatch.setattr(private_copy, "copy_file", full)
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert (here / "z").read_text() == "the user's z"
+    assert done.restored == [str(here / "z")]
+    throw_away(tmp_path / "view")
+    for name, backup in zip(("a", "w"), done.left.values(), strict=True):
+        assert Path(backup).read_text() == f"the user's {name}"
+    said = private_copy.sentence([done])
+    assert said.startswith(f"NOT put back, left changed by the script or while it ran: {here}/a ")
+    assert all(f"{path} (it was as {backup} is)" in said for path, backup in done.left.items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "mv d e",
+        "rm -r d && echo x > d",
+        "rm a && mkdir a && echo x > a/b",
+        "rm l && mkdir l",
+        "chmod 0 d && chmod 700 a",
+        "rm -r d && ln -s / d",
+        "rm a && ln -s d/e/f a",
+    ],
+)
+def test_what_became_another_kind_of_file_is_put_back(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "d/e").mkdir(parents=True)
+    (here / "d/e/f").write_text("f")
+    (here / "a").write_text("a")
+    (here / "l").symlink_to("a")
+    before = contents(here)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    subprocess.run(change, shell=True, cwd=here, check=True)
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert not done.left
+
+
+def test_extended_attributes_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "a").write_text("a")
+    try:
+        os.setxattr(here / "a", "user.mine", b"1")
+    except (OSError, AttributeError):
+        pytest.skip("no extended attributes here")
+    compared_view(here, tmp_path / "view", monkeypatch)
+    os.setxattr(here / "a", "user.mine", b"2")
+    os.setxattr(here / "a", "user.other", b"2")
+    put_back(tmp_path / "view", tmp_path / "aside")
+    assert os.listxattr(here / "a") == ["user.mine"]
+    assert os.getxattr(here / "a", "user.mine") == b"1"
+
+
+def test_what_was_too_large_for_a_copy_is_named_as_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "large").write_text("large")
+    monkeypatch.setattr(private_copy, "COPIED_BYTES", 1)
+    monkeypatch.setattr(private_copy, "LARGE_BYTES", 1)
+    monkeypatch.setattr(private_copy, "_cloned", lambda *paths: False)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "large").write_text("changed")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert done.left == {str(here / "large"): ""}
+    assert Path(f"{tmp_path}/aside.txt").read_text() == f"not put back: {here}/large\n"
+
+
+def test_signals_wait_until_files_are_put_back(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        HEALTHY + f"open('{project}/notes.txt', 'a').write('x')\n"
+        f"import time; open('{project}/ready', 'w'); time.sleep(60)\n"
+    )
+    before = contents(project)
+    put = private_copy._restored
+
+    def while_signals_come(*args: object) -> bool:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) * 3:
+            os.kill(os.getpid(), number)
+        return put(*args)  # type: ignore[arg-type]  # handed on
+
+    monkeypatch.setattr(private_copy, "_restored", while_signals_come)
+    old = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
+    runs = ScriptRuns(spec(project / "train.py"), tmp_path / "runs.db", private=True)
+
+    def until_a_signal() -> None:
+        with runs:
+            runs.start("as_is")
+            while not (project / "ready").exists():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            until_a_signal()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    assert contents(project) == before
+    assert str(project / "notes.txt") in runs.files_note()
+
+
+@pytest.mark.parametrize(("one", "other"), [(".", "."), (".", "a"), ("a", ".")])
+def test_two_runs_are_not_compared_in_one_folder(
+    one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here/a").mkdir(parents=True)
+    monkeypatch.setattr(private_copy, "WAITED_S", 0.0)
+    compared_view(tmp_path / "here" / one, tmp_path / "view1", monkeypatch)
+    with pytest.raises(OSError, match="another diagnosis is at work"):
+        compared_view(tmp_path / "here" / other, tmp_path / "view2", monkeypatch)
+    put_back(tmp_path / "view1", tmp_path / "aside")
+    compared_view(tmp_path / "here" / other, tmp_path / "view2", monkeypatch)
+    put_back(tmp_path / "view2", tmp_path / "aside")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no subreaper")
+def test_what_a_script_leaves_running_is_ended_before_files_are_put_back(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text(
+        HEALTHY + "import subprocess\n"
+        f'subprocess.run(\'setsid nohup sh -c "(sleep 3; echo x >> {project}/notes.txt)" '
+        "> /dev/null 2>&1 &', shell=True)\nsteps()\n"
+    )
+    said: list[str] = []
+    with ScriptRuns(spec(project / "train.py"), tmp_path / "runs.db", private=True) as runs:
+        runs.wait(runs.start("as_is"), say=said.append)
+        assert runs.compared == [str(project)]
+        time.sleep(4)
+    assert (project / "notes.txt").read_text() == "notes"
+    assert any(str(project) in words for words in said)
+
+
+def test_a_repository_is_copied_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / ".git").mkdir(parents=True)
+    (here / ".git/HEAD").write_text("main")
+    before = contents(here)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    copy = Path(f"{tmp_path}/view/files{here}/.git")
+    assert not copy.is_symlink()
+    (copy / "HEAD").write_text("the copy's")
+    assert contents(here) == before
+    (here / ".git/HEAD").write_text("other")
+    (here / ".git/index").write_text("new")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert not done.left
+
+
+def test_what_changed_in_an_installation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    for name in (".venv/lib/__pycache__", "node_modules/a"):
+        (here / name).mkdir(parents=True)
+    (here / ".venv/pyvenv.cfg").touch()
+    (here / ".venv/lib/kept").touch()
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / ".venv/lib/__pycache__/x.pyc").touch()
+    (here / "node_modules/a/new").touch()
+    (here / ".venv/pyvenv.cfg").write_text("changed")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert list(done.left) == [f"{here}/.venv/pyvenv.cfg", f"{here}/node_modules/a/new"]
+    assert (here / "node_modules/a/new").exists()
+
+
+def test_a_link_to_the_folder_above_leads_into_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "above/here"
+    (here / "in").mkdir(parents=True)
+    (tmp_path / "above/beside").write_text("kept")
+    (here / "up").symlink_to("..")
+    (here / "in/self").symlink_to("..")
+    before = contents(tmp_path / "above")
+    compared_view(here, tmp_path / "view", monkeypatch)
+    copy = Path(f"{tmp_path}/view/files{here}")
+    assert (copy / "up/beside").read_text() == "kept"
+    for name in ("up/beside", "up/new", "in/self/new"):
+        (copy / name).write_text("by the script")
+    put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(tmp_path / "above") == before
+
+
+def test_a_second_run_that_met_no_other_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two are made one at a time where files are compared; here the first ends early."""
+    monkeypatch.setenv(FORCED, COMPARED)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(HEALTHY + "steps()\n")
+    start, wait = ScriptRuns.start, ScriptRuns.wait
+    started: list[str] = []
+
+    def one_after_the_other(runs: ScriptRuns, control: str, parent: str = "", **more: Any) -> str:
+        if started:
+            wait(runs, started[0])
+        started.append(start(runs, control, parent, **more))
+        return started[-1]
+
+    monkeypatch.setattr(ScriptRuns, "start", one_after_the_other)
+    report = diagnosed(path, tmp_path.parent / f"{tmp_path.name}.db", verify=False)
+    assert report.diagnosis.verdict == "no_fault", report.undecided
+    assert len(started) == 2

@@ -62,6 +62,7 @@ from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns, remove_left_jobs
 from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
+from ampscope.runner.private_files import WAITS
 from ampscope.store.writer import keep_conclusion
 
 MAX_FIX_RUNS = 4
@@ -147,6 +148,11 @@ class DiagnosisPlan:
         if _lacked(self.done[control], self.views[control]):
             self.say(f"{control} again, alone: there was not enough for two runs at a time")
             return True
+        if self.runs.compared:  # and put back before the next run begins
+            waits = self.done[control].info.message == WAITS
+            if waits:
+                self.say(f"{control}, once more: runs are made one at a time here")
+            return waits
         return self._is_kept_apart(control) or self._shared(run_id)
 
     def _is_kept_apart(self, control: str) -> bool:
@@ -579,6 +585,8 @@ def _report(
         found = replace(found, notes=(*found.notes, note))
     elif plan.views["as_is"].outcome.is_kept_apart:
         found = replace(found, notes=(*found.notes, result.KEPT_APART))
+    if note := plan.runs.files_note():
+        found = replace(found, notes=(*found.notes, note))
     if not is_last:
         counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
         note = result.partial_note(counts)

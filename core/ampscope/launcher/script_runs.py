@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -43,7 +43,8 @@ from ampscope.observations import Observation
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
-from ampscope.runner.private_copy import put_back
+from ampscope.report.document import visible
+from ampscope.runner.private_copy import PutBack, claimed, put_back, sentence
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
@@ -52,6 +53,7 @@ from ampscope.store.writer import RunWriter, new_run_id
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
 LOOKED_EVERY_S = 2.0  # at what a run says of itself
+ENDS_WITHIN_S = 120.0  # the fork server, that may still load torch
 KILLED_AFTER_S = 5.0  # after the time at which the child's own watchdog ends it
 
 
@@ -129,6 +131,9 @@ class ScriptRuns:
         self._done: dict[str, str] = {}  # run -> the fork server's answer
         self._gone = False  # the fork server has ended
         self._changed = threading.Condition()
+        self._put_back: list[PutBack] = []
+        self._told = ""
+        self.compared: list[str] = []  # folders whose files are compared and put back
 
     def __enter__(self) -> ScriptRuns:
         command = _server(self.spec, self._python)
@@ -172,11 +177,16 @@ class ScriptRuns:
         return uses_cuda(machine) or may_use_cuda(machine) or others
 
     def __exit__(self, *error: object) -> None:
-        try:
+        told = self._told
+        with _signals_held():
             self._end()
-        except KeyboardInterrupt:  # a second signal: once more, now as quick as can be
-            self._end()
-            raise
+            if self.files_note() != told:  # no report says it any more
+                click.echo(f"ampscope: {visible(self._told)}", err=True)
+
+    def files_note(self) -> str:
+        """Which of the user's files were changed and put back; "" when none were."""
+        self._told = sentence(self._put_back)
+        return self._told
 
     def _end(self) -> None:
         process = self._process
@@ -184,7 +194,11 @@ class ScriptRuns:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()  # the fork server kills what still runs, and ends
-            process.wait()
+            try:
+                process.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:  # it hangs, and the signals of a user wait
+                process.kill()
+                process.wait()
             if process.stdout is not None:
                 process.stdout.close()
         for run_id in self._open:
@@ -266,6 +280,13 @@ class ScriptRuns:
     ) -> ScriptRun:
         told, look_at = "", time.monotonic() + LOOKED_EVERY_S
         while True:
+            if not self.compared and (found := claimed(self._file(run_id, "view"))):
+                self.compared = found
+                if say is not None:
+                    say(
+                        "change nothing now in "
+                        f"{', '.join(found)}: what differs there after each run is put back"
+                    )
             if say is not None and time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOKED_EVERY_S
                 with Reader(self.store) as reader:
@@ -315,8 +336,10 @@ class ScriptRuns:
     def _end_view(self, run_id: str) -> None:
         """Throw away what a run wrote; also where it was killed, the user's files are put back."""
         view = self._file(run_id, "view")
-        put_back(view, self.store.absolute().with_name(f"{self.store.name}.changed") / run_id)
-        throw_away(view)
+        aside = self.store.absolute().with_name(f"{self.store.name}.changed") / run_id
+        with _signals_held():
+            self._put_back.append(put_back(view, aside))
+            throw_away(view)
 
     def _file(self, run_id: str, name: str) -> Path:
         return Path(self.folder.name) / f"{run_id}.{name}"
@@ -337,6 +360,25 @@ def remove_left_jobs(store: Path) -> None:
     remove_leftovers_in(folder)
     with contextlib.suppress(OSError):  # there is none, or another diagnosis has its own in it
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """What asks this process to stop comes when the block has ended: half of a user's files put
+    back would be none."""
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) not in (signal.SIG_IGN, None):
+                before[one] = signal.signal(one, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 def _server(spec: RunSpec, python: str) -> list[str]:
@@ -412,6 +454,7 @@ def is_module(spec: RunSpec) -> bool:
 @click.argument("controls", nargs=-1, required=True)
 def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
     """Run the script of RUN_ID under each of CONTROLS."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # there are files to put back
     try:
         repeat(store, run_id, controls)
     except AmpscopeError as error:

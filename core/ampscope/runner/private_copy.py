@@ -22,9 +22,12 @@ import stat
 import struct
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # A file up to this size is copied, a larger one while the sum is below the second number. What is
 # not copied is a link.
@@ -37,6 +40,9 @@ COMPARED_ENTRIES = 200_000  # of the user's files
 _SHORT = 72  # of a temporary folder: sockets are made there, whose paths have at most 103 bytes
 _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of the two is written
 _BEFORE, _KEPT = "before.json", "kept"
+CLAIMED = "roots.json"  # the folders that a run has claimed, until its files are put back
+MOST_NAMED = 20  # changed files of an installation; of more, the installation alone
+WAITED_S = 300.0  # for another diagnosis
 # What they name is no place of output; PWD may be out of date.
 NOT_NAMED = ("PWD", "OLDPWD", "PYTHONPATH", "CONDA_PREFIX", "SHELL", "_")
 NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -63,7 +69,8 @@ class Copy:
         self.roots = (*roots, *named)
         self.base = base
         self._named = tuple(named)
-        self._plain = tuple(plain)
+        self._plain = list(plain)
+        self._with_git = False
         self._first = tuple(first)
         self._own = store_names(store)
         self._links = LINKS
@@ -73,7 +80,9 @@ class Copy:
         self._files: list[tuple[int, str, str]] = []  # (bytes, file, its place)
 
     def make(self, kept: str = "") -> None:
-        """Raises OSError. ``kept``: a folder for another copy of each file that is copied."""
+        """Raises OSError. ``kept``: a folder for another copy of each file that is copied, and of
+        those of a repository, which are copied then."""
+        self._with_git = bool(kept)
         home = os.path.expanduser("~")
         asked = [r for r in self.roots if r not in (*self._named, *self._first)]
         for roots, small, room in (
@@ -93,8 +102,8 @@ class Copy:
             with contextlib.suppress(OSError):
                 shutil.copystat(source, target)
         if kept:
-            for path, facts in _walked([self.base + root for root in self.roots], ""):
-                if stat.S_ISREG(facts[0]):
+            for path, facts in _walked([self.base + root for root in self.roots], "", []):
+                if stat.S_ISREG(facts.mode):
                     target = kept + path[len(self.base) :]
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     copy_file(path, target)
@@ -171,7 +180,8 @@ class Copy:
             with contextlib.suppress(PermissionError):  # the script may stand below all the same
                 self._folder(source, target, linked=linked, depth=depth)
             return
-        if is_installed(source) or not os.access(source, os.R_OK | os.X_OK):
+        is_linked = is_installed(source) and not (self._with_git and _is_repository(source))
+        if is_linked or not os.access(source, os.R_OK | os.X_OK):
             os.symlink(source, target)
             return
         direct = len(os.listdir(source))
@@ -198,8 +208,12 @@ class Copy:
         is_own = os.access(real, os.W_OK) and depth < 2 and not _below(self.base, (real,))
         if _below(real, self.roots):
             os.symlink(self.base + real, target)
-        elif is_own and os.path.isdir(real) and not any(_below(r, (real,)) for r in self.roots):
-            self._inner(real, target, linked=False, depth=depth + 1)
+        elif is_own and os.path.isdir(real):
+            if any(_below(root, (real,)) for root in self.roots):  # to what holds the project
+                self._plain.append(real)
+                os.symlink(self.base + real, target)
+            else:
+                self._inner(real, target, linked=False, depth=depth + 1)
         elif is_own and os.path.isfile(real):
             self._file(real, target, linked=False)
         else:
@@ -244,14 +258,17 @@ def copied(
     if only and len(temporary) >= _SHORT:
         with contextlib.suppress(OSError):  # named as a folder that goes where this process is gone
             temporary = tempfile.mkdtemp(prefix=f"ampscope-{os.getpid()}-0-", dir="/tmp")
+    if not only:
+        _claim([*roots, *named], folder)
     copy = Copy(roots, [*named, *led], plain, base, str(store.absolute()), first)
     copy.make("" if only else f"{os.path.realpath(folder)}/{_KEPT}")
     # What only a variable names is not compared: the script is led to the copy, and other programs
     # are at work there, whose files nobody may put back.
     roots = copy.roots if only else (*roots, *named)
-    before = dict(_walked(roots, str(store.absolute())))
+    apart: list[str] | None = None if only else []
+    before = dict(_walked(roots, str(store.absolute()), apart))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
-    told["temporary"] = temporary
+    told |= {"temporary": temporary, "apart": apart, "installed": _installed(apart or [])}
     (folder / _BEFORE).write_text(json.dumps(told))
     # Its first version lets no file be renamed from one folder to another.
     if only or landlock_version() == 2:
@@ -264,6 +281,44 @@ def copied(
         os.environ["TMPDIR"] = temporary
     sys.path[:] = [p if _below(p, (sys.prefix,)) else copy.led(p) for p in sys.path]
     return copy
+
+
+def _claim(roots: Sequence[str], folder: Path) -> None:
+    """Wait until no other run is compared in one of these folders, in or around them: each would
+    put back what the other has changed. Raises OSError where that takes too long."""
+    place = Path("/tmp", f"ampscope-compared-{os.getuid()}")
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.is_symlink() or place.stat().st_uid != os.getuid():
+        raise OSError(f"{place} is another user's")
+    until = time.monotonic() + WAITED_S
+    with open(place / "lock", "w") as lock:
+        while True:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            others = [one for path in place.glob("*.claim") for one in claimed(path)]
+            busy = [
+                one for one in others if _below(one, roots) or any(_below(r, (one,)) for r in roots)
+            ]
+            if not busy:
+                (folder / CLAIMED).write_text(json.dumps(list(roots)))
+                os.symlink(os.path.realpath(folder), place / f"{uuid.uuid4().hex}.claim")
+                return
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            if time.monotonic() > until:
+                raise OSError(
+                    f"another diagnosis is at work in {busy[0]}; start this one again after it"
+                )
+            time.sleep(0.1)
+
+
+def claimed(folder: Path) -> list[str]:
+    """The folders that the run has claimed whose view ``folder`` is; where a link leads to a view
+    that is gone, the link goes."""
+    try:
+        return [str(one) for one in json.loads((folder / CLAIMED).read_text())]
+    except (OSError, ValueError):
+        if folder.is_symlink():
+            folder.unlink(missing_ok=True)
+        return []
 
 
 def store_names(store: str) -> frozenset[str]:
@@ -336,17 +391,42 @@ def _call(number: int, *arguments: object) -> int:
 
 # ---- what the user's files were --------------------------------------------------------------
 
-_Facts = tuple[int, int, int, int, str]  # mode, size, time of change in ns, inode, text of a link
+
+class _Facts(NamedTuple):
+    """Of one file, link or folder."""
+
+    mode: int
+    size: int
+    changed_ns: int
+    inode: int
+    text: str  # of a link
+    owner: str  # and group
+    attributes: str  # extended ones
 
 
-def _walked(roots: Sequence[str], store: str) -> Iterator[tuple[str, _Facts]]:
+def _walked(
+    roots: Sequence[str], store: str, apart: list[str] | None
+) -> Iterator[tuple[str, _Facts]]:
     """Everything below the roots, and they themselves, but for installations and ``store``; of the
     user's home its own files alone, and no hidden ones: other programs are at work there. At most
-    COMPARED_ENTRIES."""
-    return itertools.islice(_all_below(roots, store_names(store)), COMPARED_ENTRIES)
+    COMPARED_ENTRIES. ``apart`` gets the installations; without it, repositories are left out."""
+    inside = _all_below(roots, store_names(store), apart)
+    return itertools.islice(inside, COMPARED_ENTRIES)
 
 
-def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str, _Facts]]:
+def _installed(folders: Sequence[str]) -> dict[str, _Facts]:
+    """What lies in installations, but for what Python compiles there by itself."""
+    inside = _all_below(folders, frozenset(), None, is_installation=True)
+    return dict(itertools.islice(inside, COMPARED_ENTRIES))
+
+
+def _all_below(
+    roots: Sequence[str],
+    own: frozenset[str],
+    apart: list[str] | None,
+    *,
+    is_installation: bool = False,
+) -> Iterator[tuple[str, _Facts]]:
     left = list(roots)
     home = os.path.expanduser("~")
     for folder in left:
@@ -359,8 +439,16 @@ def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str,
                     continue
                 with contextlib.suppress(FileNotFoundError):  # another program has just removed it
                     if entry.is_dir(follow_symlinks=False):
-                        if folder != home and not is_installed(entry.path):
+                        if is_installation:
+                            left += [entry.path] * (entry.name != "__pycache__")
+                        elif folder == home:
+                            continue
+                        elif not is_installed(entry.path) or (
+                            apart is not None and _is_repository(entry.path)
+                        ):
                             left.append(entry.path)
+                        elif apart is not None:
+                            apart.append(entry.path)
                     elif not (folder == home and entry.name[0] == "."):
                         yield entry.path, _facts(entry.path)
 
@@ -368,36 +456,95 @@ def _all_below(roots: Sequence[str], own: frozenset[str]) -> Iterator[tuple[str,
 def _facts(path: str) -> _Facts:
     found = os.lstat(path)
     text = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
-    return found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino, text
+    return _Facts(
+        found.st_mode,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ino,
+        text,
+        f"{found.st_uid}:{found.st_gid}",
+        json.dumps(_attributes(path)),
+    )
 
 
-def changed(folder: Path) -> list[str]:
-    """Files of the user's that are others than before the run whose copy is below ``folder``."""
-    told = _told(folder)
-    return [] if told is None else sorted(path for path, *_ in _differences(told))
-
-
-def put_back(folder: Path, aside: Path) -> None:
-    """Make the user's files what they were before the run whose copy is below ``folder``. What they
-    have become is kept in ``aside``: it may be the user's own work, or another program's. Where the
-    run could write nothing else, its times and permissions alone are put back."""
-    told = _told(folder)
-    if told is None:
-        return
-    found = sorted(_differences(told), key=lambda one: one[0], reverse=True)  # what is inside first
-    for path, before, now in found:
+def _attributes(path: str) -> dict[str, str]:
+    if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            if not told["only"]:
-                _put_back(path, before, now, f"{folder}/{_KEPT}{path}", f"{aside}{path}")
-            elif before and now and before[1:2] + before[3:] == now[1:2] + now[3:]:
-                _as_before(path, before, f"{folder}/files{path}")
-    if found and not told["only"]:
-        for path, facts in told["files"].items():
+            names = sorted(os.listxattr(path, follow_symlinks=False))
+            return {n: os.getxattr(path, n, follow_symlinks=False).hex() for n in names}
+    return {}
+
+
+@dataclass(slots=True)
+class PutBack:
+    """What became of the user's files that one run has changed."""
+
+    aside: str  # where what they had become is kept; ``aside.txt`` lists them
+    restored: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)  # changed still -> its backup, or ""
+
+
+def sentence(of_runs: Sequence[PutBack]) -> str:
+    """For the user; "" where nothing was changed. What could not be put back is named in full."""
+    of_runs = [one for one in of_runs if one.restored or one.left]
+    left = {path: backup for one in of_runs for path, backup in one.left.items()}
+    restored = sorted({path for one in of_runs for path in one.restored} - left.keys())
+    said = []
+    if left:
+        each = [f"{p} (it was as {b} is)" if b else p for p, b in sorted(left.items())]
+        said.append(f"NOT put back, left changed by the script or while it ran: {', '.join(each)}.")
+    if restored:
+        more = f" and {len(restored) - 4} more" if len(restored) > 4 else ""
+        said.append(
+            f"{', '.join(restored[:4])}{more} differed after a run from what was there before, and "
+            "what was there before is put back."
+        )
+    if of_runs:
+        places = ", ".join(one.aside for one in of_runs[:2]) + (", …" if len(of_runs) > 2 else "")
+        said.append(
+            "What they had become, which may be your own work, is kept in "
+            f"{places}; a list of all is beside it."
+        )
+    return " ".join(said)
+
+
+def put_back(folder: Path, aside: Path) -> PutBack:
+    """Make the user's files what they were before the run whose copy is below ``folder``. What they
+    have become is kept in ``aside``: it may be the user's own work, or another program's. A file is
+    never written over: what cannot be put back is left, and its backup is kept. Where the run could
+    write nothing else, its times and permissions alone are put back."""
+    done, told = PutBack(str(aside)), _told(folder)
+    if told is None:
+        return done
+    before = {path: _Facts(*facts) for path, facts in told["files"].items()}
+    folders = [(path, facts) for path, facts in before.items() if stat.S_ISDIR(facts.mode)]
+    if told["only"]:
+        for path, old, new in _differences(told, before):
             with contextlib.suppress(OSError):
-                if stat.S_ISDIR(facts[0]):
-                    os.utime(path, ns=(facts[2], facts[2]))
+                if old and new and (old.size, old.inode) == (new.size, new.inode):
+                    _as_before(path, old, is_known=_is_copy(f"{folder}/files{path}", path))
+    else:
+        for path, facts in folders:  # from above: what is inside can be seen
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(mode := os.lstat(path).st_mode) and mode != facts.mode:
+                    os.chmod(path, stat.S_IMODE(facts.mode) | stat.S_IRWXU)
+                    done.restored.append(path)
+        found = sorted(_differences(told, before), key=lambda one: one[0])
+        if found:
+            with contextlib.suppress(OSError):  # for the user alone: it may be from such folders
+                aside.parent.mkdir(mode=0o700, exist_ok=True)
+        _put_back(found, f"{folder}/{_KEPT}", done)
+        if found or done.restored:
+            for path, facts in reversed(folders):
+                with contextlib.suppress(OSError):
+                    if os.path.isdir(path) and not os.path.islink(path):
+                        _as_before(path, facts, is_known=True)
+        done.left.update(dict.fromkeys(_changed_installations(told), ""))
+        _keep_backups(folder, done)
     shutil.rmtree(told["temporary"], ignore_errors=True)
     (folder / _BEFORE).unlink(missing_ok=True)
+    (folder / CLAIMED).unlink(missing_ok=True)
+    return done
 
 
 def _told(folder: Path) -> Any:
@@ -407,63 +554,172 @@ def _told(folder: Path) -> Any:
         return None
 
 
-def _differences(told: Any) -> list[tuple[str, _Facts | None, _Facts | None]]:
+_Difference = tuple[str, _Facts | None, _Facts | None]
+
+
+def _differences(told: Any, before: Mapping[str, _Facts]) -> list[_Difference]:
     """(path, before, now) of what differs; of a folder, its permissions alone: what was made in it
     is named itself. Where there was more than one walk sees, what is new is not known."""
-    before: dict[str, _Facts] = {path: tuple(facts) for path, facts in told["files"].items()}
     now: dict[str, _Facts] = {}
     if len(before) < COMPARED_ENTRIES:
-        now.update(_walked(told["roots"], told["store"]))
+        now.update(_walked(told["roots"], told["store"], None if told["only"] else []))
     for path in before.keys() - now.keys():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
             now[path] = _facts(path)
     found = []
     for path in before.keys() | now.keys():
         old, new = before.get(path), now.get(path)
-        both = bool(old and new and stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0]))
-        if old != new and not (both and old and new and old[0] == new[0]):
+        both = bool(old and new and stat.S_ISDIR(old.mode) and stat.S_ISDIR(new.mode))
+        if old != new and not (
+            both and old and new and (old.mode, *old[5:]) == (new.mode, *new[5:])
+        ):
             found.append((path, old, new))
     return found
 
 
-def _put_back(path: str, before: _Facts | None, now: _Facts | None, kept: str, aside: str) -> None:
-    if before and now and stat.S_IFMT(before[0]) == stat.S_IFMT(now[0]):
-        if stat.S_ISDIR(now[0]):
-            os.chmod(path, stat.S_IMODE(before[0]))
-            return
-        if stat.S_ISREG(now[0]) and (
-            not os.path.exists(kept) or filecmp.cmp(path, kept, shallow=False)
-        ):
-            _as_before(path, before, kept)
-            return
-    if now and stat.S_ISDIR(now[0]):
-        os.rmdir(path)  # what was in it is aside
-    elif os.path.lexists(path) and not (before and stat.S_ISDIR(before[0]) and os.path.isdir(path)):
-        os.makedirs(os.path.dirname(aside), exist_ok=True)
-        shutil.move(path, aside)
-    if before is None:
-        return
-    os.makedirs(path if stat.S_ISDIR(before[0]) else os.path.dirname(path), exist_ok=True)
-    if stat.S_ISLNK(before[0]):
-        os.symlink(before[4], path)
-    elif stat.S_ISREG(before[0]) and os.path.exists(kept):
-        copy_file(kept, path)
-    if os.path.lexists(path):
-        _as_before(path, before, kept)
+def _changed_installations(told: Any) -> list[str]:
+    """Files of installations that have changed, or where they are many, the installations."""
+    before = {path: _Facts(*facts) for path, facts in told["installed"].items()}
+    now = _installed(told["apart"])
+    if len(before) == COMPARED_ENTRIES:
+        now = {path: facts for path, facts in now.items() if path in before}
+    found = [
+        path
+        for path in sorted(before.keys() | now.keys())
+        if (a := before.get(path)) != (b := now.get(path))
+        and not (a and b and stat.S_ISDIR(a.mode) and a.mode == b.mode)
+    ]
+    many = len(found) > MOST_NAMED
+    return (
+        [one for one in told["apart"] if any(_below(f, (one,)) for f in found)] if many else found
+    )
 
 
-def _as_before(path: str, before: _Facts, copy: str) -> None:
-    """Permissions and time of change. The time stays where the contents are not those of ``copy``,
-    or there is none: someone may have edited the file."""
-    if not stat.S_ISLNK(before[0]):
-        os.chmod(path, stat.S_IMODE(before[0]))
-    if stat.S_ISREG(before[0]):
-        is_known = os.path.isfile(copy) and not os.path.islink(copy)
-        if not is_known or not filecmp.cmp(path, copy, shallow=False):
-            return
-    elif stat.S_ISDIR(before[0]):
-        return  # it changes with each file that anyone makes there
-    os.utime(path, ns=(before[2], before[2]), follow_symlinks=False)
+def _put_back(found: list[_Difference], kept: str, done: PutBack) -> None:
+    """``found`` is sorted by path. What is new goes first: it may have filled the disk."""
+    failed: set[str] = set()
+    for path, old, new in reversed(found):  # what is inside first
+        if new and (old is None or stat.S_IFMT(old.mode) != stat.S_IFMT(new.mode)):
+            try:
+                if stat.S_ISDIR(new.mode):
+                    os.rmdir(path)  # what was in it is aside
+                else:
+                    _move(path, f"{done.aside}{path}")
+            except OSError:
+                failed.add(path)
+    for path, old, _ in found:
+        if old is not None and path not in failed:
+            try:
+                if not _restored(path, old, kept + path, done.aside + path):
+                    failed.add(path)
+            except OSError:
+                failed.add(path)
+    done.restored += [path for path, *_ in found if path not in failed]
+    done.left.update(dict.fromkeys(sorted(failed), ""))
+
+
+def _restored(path: str, before: _Facts, kept: str, aside: str) -> bool:
+    """Whether the file is what it was. Raises OSError, and then nothing is lost."""
+    if stat.S_ISDIR(before.mode):
+        os.makedirs(path, exist_ok=True)
+        return True
+    if stat.S_ISLNK(before.mode):
+        if os.path.lexists(path):
+            _move(path, aside)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(before.text, path)
+        _as_before(path, before, is_known=True)
+        return True
+    if not stat.S_ISREG(before.mode):
+        return False
+    if not os.path.exists(kept):  # too large for a copy
+        if not os.path.lexists(path):
+            return False
+        now = _facts(path)
+        _as_before(path, before, is_known=False)
+        return now[1:5] == before[1:5]
+    if not _is_copy(kept, path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _replace(path, kept, aside)
+    _as_before(path, before, is_known=True)
+    return True
+
+
+def _replace(path: str, kept: str, aside: str) -> None:
+    """The contents of ``kept`` take the place of the file, which is moved ``aside``."""
+    with tempfile.TemporaryDirectory(prefix=".ampscope-", dir=os.path.dirname(path)) as made:
+        part = f"{made}/part"
+        try:
+            if os.stat(kept).st_dev == os.stat(made).st_dev:
+                part = kept
+            else:
+                copy_file(kept, part)
+        except OSError:
+            if not os.path.lexists(path):
+                raise
+            _move(path, aside)  # it may be what fills the disk
+            copy_file(kept, part)
+        if os.path.lexists(path):
+            _move(path, aside)
+        os.rename(part, path)
+
+
+def _move(path: str, aside: str) -> None:
+    os.makedirs(os.path.dirname(aside), exist_ok=True)
+    shutil.move(path, aside)
+
+
+def _keep_backups(folder: Path, done: PutBack) -> None:
+    """Of what is left changed, beside what is kept; on a full disk where they are, for good."""
+    kept = f"{folder}/{_KEPT}"
+    for path in done.left:
+        if os.path.isfile(kept + path):
+            target = f"{done.aside}.before{path}"
+            try:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                copy_file(kept + path, target)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(target)
+                target = f"{folder.parent}-kept-{folder.name}"
+                with contextlib.suppress(OSError):
+                    os.chmod(kept, 0o700)
+                    os.rename(kept, target)
+                kept, target = target, target + path
+            done.left[path] = target
+    if done.left or done.restored:
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(done.aside), exist_ok=True)
+            lines = [f"not put back: {path}\n" for path in done.left]
+            lines += [f"put back: {path}\n" for path in sorted(done.restored)]
+            Path(f"{done.aside}.txt").write_text("".join(lines), errors="surrogateescape")
+
+
+def _is_copy(copy: str, path: str) -> bool:
+    is_there = os.path.isfile(copy) and not os.path.islink(copy) and os.path.isfile(path)
+    return is_there and not os.path.islink(path) and filecmp.cmp(path, copy, shallow=False)
+
+
+def _as_before(path: str, before: _Facts, *, is_known: bool) -> None:
+    """Owner, attributes, permissions, and the time of change where the contents are known to be
+    what they were: otherwise someone may have edited the file."""
+    now = _facts(path)
+    if now.owner != before.owner:
+        with contextlib.suppress(OSError):
+            user, group = map(int, before.owner.split(":"))
+            os.chown(path, user, group, follow_symlinks=False)
+    if now.attributes != before.attributes:
+        old = json.loads(before.attributes)
+        for name in json.loads(now.attributes).keys() | old.keys():
+            with contextlib.suppress(OSError):
+                if name in old:
+                    os.setxattr(path, name, bytes.fromhex(old[name]), follow_symlinks=False)
+                else:
+                    os.removexattr(path, name, follow_symlinks=False)
+    if not stat.S_ISLNK(before.mode):
+        os.chmod(path, stat.S_IMODE(before.mode))
+    if is_known:
+        os.utime(path, ns=(before.changed_ns, before.changed_ns), follow_symlinks=False)
 
 
 # ---- texts -----------------------------------------------------------------------------------
@@ -500,6 +756,10 @@ def small_texts(root: str) -> list[str]:
 def is_installed(folder: str) -> bool:
     """An environment, packages or a repository's own data: no script's output."""
     return os.path.exists(f"{folder}/pyvenv.cfg") or folder.endswith(("/.git", "/node_modules"))
+
+
+def _is_repository(folder: str) -> bool:
+    return folder.endswith("/.git")
 
 
 def copy_file(source: str, target: str) -> None:

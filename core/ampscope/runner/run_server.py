@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampscope.runner.private_copy import CLAIMED
+
 POLL_S = 0.02
 GONE_WITHIN_S = 5.0  # what a run has left behind, once it is killed; a driver frees memory slowly
 MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints fills a disk
@@ -37,6 +39,7 @@ class _Child:
     run_id: str
     outputs: tuple[Path, ...]
     deadline: float
+    view: str
     killed_for: str = ""
     status: int | None = None  # of its own process, which has ended
 
@@ -114,7 +117,7 @@ def _start(line: str, start: Start, children: dict[int, _Child]) -> None:
         answer(run_id, NO_FORK)
         return
     outputs = tuple({Path(out), Path(err)})
-    children[pid] = _Child(run_id, outputs, time.monotonic() + float(limit))
+    children[pid] = _Child(run_id, outputs, time.monotonic() + float(limit), view)
 
 
 def _end_what_must(children: dict[int, _Child]) -> None:
@@ -149,7 +152,11 @@ def _answer_what_ended(children: dict[int, _Child]) -> None:
     for pid, child in list(children.items()):
         if child.status is None:
             continue
-        if not _is_group(pid) or time.monotonic() > child.deadline:
+        left: list[int] = []
+        if child.view and os.path.exists(f"{child.view}/{CLAIMED}"):  # alone; its files are next
+            left = [one for one in _own_children() if one not in children]
+            _end_each(left)
+        if not (left or _is_group(pid)) or time.monotonic() > child.deadline:
             del children[pid]
             answer(child.run_id, child.killed_for or child.status)
 
@@ -159,11 +166,15 @@ def _end_adopted() -> None:
     process, and so do the children of each when that has ended."""
     until = time.monotonic() + GONE_WITHIN_S
     while (left := _own_children()) and time.monotonic() < until:
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        _end_each(left)
         _reap({})
         time.sleep(POLL_S)
+
+
+def _end_each(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _own_children() -> list[int]:
