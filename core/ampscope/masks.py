@@ -524,7 +524,8 @@ def hide_environment() -> None:
     """The same of this process's arguments, and of environment variables whose names call them
     secrets, as they are now."""
     global _arguments, _environment
-    given = [arg for arg in sys.argv[1:] if type(arg) is str]  # a script may put anything there
+    every = getattr(sys, "argv", None) or []  # a script may put anything there
+    given = [arg for arg in every[1:] if type(arg) is str]
     if given != _arguments:
         _arguments = given
         hide_secrets_of(given)

@@ -200,6 +200,81 @@ def test_a_store_that_is_held_for_a_while_loses_no_step(tmp_path: Path) -> None:
         assert [step.step for step in reader.steps(run.id)] == list(range(10))
 
 
+NO_NAMES = ["a" * 300 + ".db", "x\0.db", "~nosuchuser/x.db", "x\0/", "a" * 300 + "/"]
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=["long", "nul", "user", "nul/", "long/"])
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_name_that_no_store_can_have_ends_no_training(
+    name: str, has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = f"{tmp_path}/{name}" if has_folder and not name.startswith("~") else name
+    unrecorded(store)
+    assert not list(tmp_path.iterdir())
+
+
+def unrecorded(store: str | None) -> None:
+    """A training goes on as it was, with its alarms, an overflow and one warning."""
+    model = small_net()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ampscope.watch(model, store=store) as run:
+            assert len(train_bf16(3, model)) == 3
+            with torch.no_grad():
+                next(model.parameters()).fill_(math.inf)
+            train_bf16(2, model)
+            assert repr(run)
+        assert "<p>" in run._repr_html_()
+    assert len([w for w in said(caught) if "records no more" in w]) == 1, said(caught)
+
+
+def test_a_home_that_is_not_there_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AMPSCOPE_STORE", "~nosuchuser/x.db")
+    unrecorded(None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_can_start_no_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's limit of processes (pids.max) is one of threads, too."""
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    model, path = small_net(), tmp_path / "runs.db"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ampscope.watch(model, store=path):
+            assert len(train_bf16(3, model)) == 3
+    assert len(said(caught)) == 1
+    with Reader(path) as reader:
+        (info,) = reader.runs()
+    assert info.state is State.FAILED
+
+
+@pytest.mark.parametrize("arguments", [None, [], [None], [3, "x"]])
+def test_a_program_without_arguments_is_watched(
+    arguments: list[object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if arguments is None:
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "argv", arguments)
+    model, path = small_net(), tmp_path / "runs.db"
+    with ampscope.watch(model, store=path):
+        train_bf16(3, model)
+    monkeypatch.undo()
+    with Reader(path) as reader:
+        (info,) = reader.runs()
+    assert (info.state, info.steps_done) == (State.FINISHED, 3)
+
+
 @pytest.mark.parametrize("where", ["text", "nowhere", "read-only", "folder/"])
 def test_a_store_that_cannot_be_written_ends_no_training(where: str, tmp_path: Path) -> None:
     path: Path | str = tmp_path / "runs.db"

@@ -58,23 +58,39 @@ class Recorder:
         try:
             self._open(spec, machine)
         except StoreError as error:
-            self._fail(error)
-            self._stop.set()
-            self._say()
+            self._begins_without(str(error))
             return
-        self._thread.start()
+        except Exception as error:  # a name that no file can have, a limit of threads
+            self._begins_without(f"{path!s:.200}: {type(error).__name__}: {error!s:.200}")
+            return
         atexit.register(self._left)
 
+    def _begins_without(self, why: str) -> None:
+        self._fail(why)
+        self._stop.set()
+        self._say()
+
     def _open(self, spec: RunSpec, machine: Machine) -> None:
+        try:
+            self.path = self.path.expanduser()
+        except RuntimeError:
+            self.path = Path(os.devnull, self.path)  # nothing is to be kept beside it either
+            raise
         writer = RunWriter.create(self.path, spec, self.run_id, HELD_S)
         self.path = writer.path
         try:
             writer.start(machine)
             writer.wait_at_most(_TRY_S)
+            self._writer = writer
+            self._thread.start()
         except StoreError:
             writer.close()
             raise
-        self._writer = writer
+        except Exception as error:
+            with contextlib.suppress(StoreError):
+                writer.finish(State.FAILED, f"Nothing was recorded: {error!s:.200}")
+                writer.close()
+            raise
 
     def close_by(self, closing: Callable[[State, str], None]) -> None:
         """What to call where the process ends and nothing has closed the run; held weakly."""

@@ -640,12 +640,18 @@ def close_watches_of(models: WatchedModels) -> None:
 # What a watched run says of itself: its row in the store, what it cannot see, small facts.
 
 
+def program() -> str:
+    """The script as it was started; "" in a program that gives Python no arguments."""
+    given = getattr(sys, "argv", None) or [""]
+    return given[0] if isinstance(given[0], str) else ""
+
+
 def run_of(
     models: WatchedModels, place: Place, settings: WatchSettings, device: torch.device
 ) -> tuple[RunSpec, Machine]:
     """The run as the store lists it, and where it takes place."""
     every = EVERY if settings.every is None else settings.every
-    spec = watched(sys.argv[0], every, settings.name)
+    spec = watched(program(), every, settings.name)
     spec = replace(spec, group=place.group, rank=place.rank, world=place.world)
     return spec, describe(spec, device)
 

@@ -18,7 +18,7 @@ import contextlib
 import html
 import json
 import math
-import sys
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels, place_now, plain_module
 from ampscope.watcher.replay import Replay
-from ampscope.watcher.session import Session, close_watches_of
+from ampscope.watcher.session import Session, close_watches_of, program
 from ampscope.watcher.webhook import checked_address
 
 if TYPE_CHECKING:
@@ -232,9 +232,9 @@ def watch(
         models = WatchedModels(named(model), place.rank)
     if not models.parameters:
         raise BadInput("The model has no parameters: there is nothing to train.")
-    path = default_path() if store is None else Path(store).expanduser()
+    path = path_of(store)
     if store is not None and str(store).endswith("/"):
-        with contextlib.suppress(OSError):  # the recorder says it
+        with contextlib.suppress(OSError, ValueError):  # the recorder says it
             path.mkdir(parents=True, exist_ok=True)
     settings = WatchSettings(
         every=every,
@@ -314,9 +314,16 @@ def scalers_of(given: Any) -> list[Any]:
     return list(several)
 
 
+def path_of(store: str | Path | None) -> Path:
+    """The file to write. A home that is not there stays as it was written: the recorder says it."""
+    with contextlib.suppress(RuntimeError):
+        return default_path() if store is None else Path(store).expanduser()
+    return Path(store or os.environ.get("AMPSCOPE_STORE") or "~/ampscope.db")
+
+
 def name_of(models: WatchedModels) -> str:
     """What the run is called by default: the models and the script."""
-    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
+    script = Path(program()).name
     kinds = "+".join(type(root.plain).__name__ for root in models.roots)
     return f"{kinds} in {script}" if script.endswith(".py") else kinds
 
