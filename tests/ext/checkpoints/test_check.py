@@ -166,6 +166,24 @@ def test_complex_numbers_are_looked_at(dtype: torch.dtype, tmp_path: Path) -> No
     assert "1 of 10 real and imaginary parts" in found.findings[0].text
 
 
+def _big_endian(content: bytes) -> bytes:
+    return np.frombuffer(content, "<f4").astype(">f4").tobytes()
+
+
+def test_an_archive_of_a_big_endian_machine_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.tensor([torch.nan, 65_536.0, 1.0, -2.0])}, path)
+    _rewritten(path, "data/0", _big_endian)
+    _rewritten(path, "byteorder", lambda _: b"big")
+    before = path.read_bytes()
+    assert torch.load(path)["w"][1:].tolist() == [65_536.0, 1.0, -2.0]
+    found = check_checkpoint(path)
+    t = found.tensors[0]
+    assert (t.nan, t.fp16_overflow, t.negative, t.subnormal) == (1, 1, 1, 0)
+    assert [f.code for f in found.findings] == ["nan"]
+    assert path.read_bytes() == before
+
+
 def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(5).to(torch.float8_e4m3fnuz)}, tmp_path / "x.pt")
     assert any("Not looked at" in text for text in check_checkpoint(tmp_path / "x.pt").notes)

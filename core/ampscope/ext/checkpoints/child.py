@@ -5,7 +5,7 @@
 
 A file is opened by ``torch.load(weights_only=True, mmap=True)``: no code of it runs, and no
 number is read. What lies in the file as a tensor has it is reported by its offset there; what does
-not (older files, transposed views) is written to a file in the scratch folder, in all no more than
+not (older files, those of a big-endian machine, transposed views) is written to a file in the scratch folder, in all no more than
 the file has bytes. A tensor that repeats elements of its storage is reported as the stretch of the
 storage that it spans, a sparse one as its stored values.
 
@@ -75,6 +75,7 @@ class Walk:
         self._path = path
         self._records = records
         self._maps = _mappings(path)
+        self._is_swapped = records is not None and not _is_little_endian(path)
         self._scratch = scratch / f"tensors-{os.getpid()}-{len(list(scratch.iterdir()))}"
         self._end = 0
         size = path.stat().st_size
@@ -197,7 +198,8 @@ class Walk:
                 found = address - begin + offset
                 if self._records is not None and size > self._records.get(found, 0):
                     raise Damaged("a tensor claims more elements than its storage holds")
-                return found
+                # torch has turned the bytes round in memory, not in the file.
+                return None if self._is_swapped else found
         return None
 
     def _written(self, what: tuple[object, ...], numbers: Tensor) -> int:
@@ -272,6 +274,14 @@ def _records(path: Path) -> dict[int, int]:
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise Damaged("an entry is compressed")
     return found
+
+
+def _is_little_endian(path: Path) -> bool:
+    """Whether all that the archive says of the order of its bytes, if anything, is that."""
+    with zipfile.ZipFile(path) as archive:
+        # torch finds an entry whatever the case of its letters.
+        said = [e for e in archive.infolist() if e.filename.lower().endswith("/byteorder")]
+        return all(e.file_size == 6 and archive.read(e) == b"little" for e in said)
 
 
 def _refuse_tar(path: Path) -> None:
