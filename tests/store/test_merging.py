@@ -173,6 +173,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert_one_sentence(missing, "There is no store at")
 
 
+def test_missing_ranks_are_counted_and_the_first_of_them_named(tmp_path: Path) -> None:
+    writer = rank_run(tmp_path, 7, world=100_000)
+    ended = run_command("runs", "ranks", writer.run_id, "--store", writer.path)
+    assert ended.returncode == 0
+    assert "Ranks not in this store: 0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11" in ended.stdout
+    assert "and 99,979 more" in ended.stdout
+
+
 def foreign(folder: Path, group: str = "", parent: str = "") -> tuple[Path, str]:
     """A store from elsewhere: a script's run that says what would be started to repeat it."""
     script = folder / "theirs.py"

@@ -76,8 +76,9 @@ class _Bounded(Decoder):
 
         def bounded(value: object) -> object:
             found = check(value)
+            most = MOST_RANKS if (kind, name) in _OF_RANKS else MOST
             if (isinstance(found, float) and not math.isfinite(found)) or (
-                isinstance(found, int) and not -MOST <= found <= MOST
+                isinstance(found, int) and not -most <= found <= most
             ):
                 raise Refusal("value", "is out of bounds")
             return found
@@ -204,6 +205,8 @@ MOST_PID = 2**31 - 1  # larger ones overflow kill(2)
 _JSON = {"spec", "machine", "data"}  # columns whose texts went through :func:`storable_parts`
 _COLUMNS_OF_NAMES = {"module path", "op", "parameter", "shared_with", "type"}
 _LONG = {"traceback": LONGEST_TRACEBACK}
+MOST_RANKS = 100_000  # of a training; the largest known had some ten thousand
+_OF_RANKS = {(RunSpec, "rank"), (RunSpec, "world")}
 _BESIDE = 1_000  # characters more, in which a secret may end that is cut
 
 

@@ -5,9 +5,9 @@
 
 A file is opened by ``torch.load(weights_only=True, mmap=True)``: no code of it runs, and no
 number is read. What lies in the file as a tensor has it is reported by its offset there; what does
-not (older files, those of a big-endian machine, transposed views) is written to a file in the scratch folder, in all no more than
-the file has bytes. A tensor that repeats elements of its storage is reported as the stretch of the
-storage that it spans, a sparse one as its stored values.
+not (older files, those of a big-endian machine, transposed views) is written to a file in the
+scratch folder, in all no more than the file has bytes. A tensor that repeats elements of its
+storage is reported as the stretch of the storage that it spans, a sparse one as its stored values.
 
 A file may come from anywhere, and a pickle of some bytes can name one object any number of times:
 each container is looked at once, names and tensors are counted against the file's size, and the
