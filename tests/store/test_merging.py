@@ -233,6 +233,26 @@ def test_an_untrusted_run_joins_no_diagnosis_that_is_there(tmp_path: Path) -> No
         assert [info.spec.rank for info in reader.group(f"{theirs.group}")][-2:] == [0, 1]
 
 
+@pytest.mark.parametrize("run_id", ["../../../ESCAPED", "0123456789ab\n", "0123456789AB", "ab"])
+def test_a_run_whose_id_none_of_ours_has_is_refused(tmp_path: Path, run_id: str) -> None:
+    path, made = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE run SET id=?", (run_id,))
+        connection.commit()
+    with pytest.raises(StoreError, match="is not 12 hexadecimal digits"):
+        list(merge([path], tmp_path / "runs.db"))
+    assert not (tmp_path / "runs.db").exists()
+    with Reader(path) as reader:
+        (info,) = reader.runs()
+    assert "its id is not 12 hexadecimal digits" in info.message
+    out = tmp_path / "a" / "b" / "c"
+    done = run_command("export", run_id, "--to", "tensorboard", "--out", out, "--store", path)
+    assert_one_sentence(done, "its id is not 12 hexadecimal digits")
+    assert not (tmp_path / "a").exists()
+    delete_run(path, run_id)
+    assert not dump(path, run_id)["run"]
+
+
 def test_a_damaged_run_of_an_untrusted_store_is_refused(tmp_path: Path) -> None:
     path, run_id = foreign(tmp_path)
     with closing(sqlite3.connect(path)) as connection:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -207,6 +208,7 @@ _COLUMNS_OF_NAMES = {"module path", "op", "parameter", "shared_with", "type"}
 _LONG = {"traceback": LONGEST_TRACEBACK}
 MOST_RANKS = 100_000  # of a training; the largest known had some ten thousand
 _OF_RANKS = {(RunSpec, "rank"), (RunSpec, "world")}
+_RUN_ID = re.compile(r"[0-9a-f]{12}\Z")
 _BESIDE = 1_000  # characters more, in which a secret may end that is cut
 
 
@@ -307,6 +309,11 @@ def text(value: object, longest: int = LONGEST) -> str:
     if type(value) is not str:
         raise Damaged(f"{_shown(value)} stands where a text belongs")
     return value if len(value) <= longest and value.isascii() else storable(value, longest, str)
+
+
+def is_run_id(value: object) -> bool:
+    """12 hexadecimal digits, as in names of files and in addresses."""
+    return type(value) is str and _RUN_ID.match(value) is not None
 
 
 def whole(value: object, low: int = 0, high: int = MOST) -> int:

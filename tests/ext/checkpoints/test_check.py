@@ -286,6 +286,20 @@ def test_a_broken_file_of_a_folder_hides_no_other(tmp_path: Path) -> None:
     assert "clean" not in found.output
 
 
+def test_an_index_of_indices_is_refused(tmp_path: Path) -> None:
+    """One that names itself, and two that name each other; what lies beside them is looked at."""
+    for name, shard in (("a", "a"), ("b", "c"), ("c", "b")):
+        index = {"weight_map": {"w": f"{shard}.index.json"}}
+        (tmp_path / f"{name}.index.json").write_text(json.dumps(index))
+    alone = CliRunner().invoke(main, ["check", str(tmp_path / "a.index.json")])
+    assert (alone.exit_code, alone.output.count("\n")) == (2, 1)
+    assert "a.index.json names the shard a.index.json, which is an index itself" in alone.output
+    save_file({"w": torch.tensor([torch.nan])}, tmp_path / "m.safetensors")
+    found = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert (found.exit_code, found.output.count("is an index itself")) == (2, 3)
+    assert "nan: w (model, fp32, 1)" in found.output
+
+
 def _compressed(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"0" * 100_000)
