@@ -235,7 +235,7 @@ def test_an_untrusted_run_joins_no_diagnosis_that_is_there(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("run_id", ["../../../ESCAPED", "0123456789ab\n", "0123456789AB", "ab"])
 def test_a_run_whose_id_none_of_ours_has_is_refused(tmp_path: Path, run_id: str) -> None:
-    path, made = foreign(tmp_path)
+    path, _ = foreign(tmp_path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE run SET id=?", (run_id,))
         connection.commit()

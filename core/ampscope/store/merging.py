@@ -87,8 +87,8 @@ def _checked(source: Path) -> sqlite3.Connection:
     if (strange := next((x for x in ids if not codec.is_run_id(x)), None)) is not None:
         connection.close()
         raise StoreError(
-            f"{source} is damaged (the id {quoted(strange)} of a run is not 12 hexadecimal digits). "
-            "Nothing of it was copied."
+            f"{source} is damaged (the id {quoted(strange)} of a run is not 12 hexadecimal "
+            "digits). Nothing of it was copied."
         )
     return connection
 

@@ -57,8 +57,10 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
 
 def _lines(result: CheckResult) -> list[str]:
     """What a person reads."""
-    clean = "nothing found in what could be read" if result.unreadable else "clean"
-    state = _many(len(result.findings), "finding") if result.findings else clean
+    nothing = "clean"
+    if result.unreadable or result.left_out:
+        nothing = "nothing found in what was looked at"
+    state = _many(len(result.findings), "finding") if result.findings else nothing
     size = sum(t.size for t in result.tensors)
     found = [
         f"{result.path}: {state}; {_many(len(result.tensors), 'tensor')}, {size / 2**20:,.1f} MiB"
