@@ -80,8 +80,10 @@ OWN_NAMES_S = 10.0  # for how long what was read of this machine's addresses is 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _CORE = ("health", "host-config", "stream")  # of Streamlit's routes under _stcore/
 _CLOSED = ("component", "app")  # Streamlit's routes for custom components and static files
+_SIGN_IN = ("auth", "oauth2callback")  # and for a class that signs in
 _NUMBERS = {"int_value", "double_value"}  # of Streamlit's WidgetState
 _PROTOCOL = "ampscope."  # before the proof among a websocket's subprotocols
+_NOT_TAKEN = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _PROOF = permissions.PROOF_HEADER.lower().encode()
 
 SCRIPT = Path(__file__).with_name("proof.js").read_text(encoding="utf-8")
@@ -339,6 +341,10 @@ def _check_request(scope: Scope, headers: dict[str, str]) -> None:
     first, _, rest = _below_base(scope).lstrip("/").partition("/")
     if first in _CLOSED or (first == "_stcore" and rest.strip("/") not in _CORE):
         raise Refused(404, "There is nothing at this address.")
+    if first in _SIGN_IN:
+        classroom = options.classroom(os.environ)
+        if classroom is None or not classroom.signs_in:
+            raise Refused(404, "Nobody signs in here.")
 
 
 def _below_base(scope: Scope) -> str:
@@ -511,6 +517,17 @@ def _bound_messages() -> None:
         plain(self, config, *args, **named)
 
     protocol.__init__ = bounded  # type: ignore[method-assign]
+    plainly = protocol.data_received
+
+    def answered(self, data):  # type: ignore[no-untyped-def]
+        """Headers that websockets does not take, such as a line of more than 8 KiB: uvicorn would
+        say nothing and keep the socket."""
+        plainly(self, data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.transport.write(b"".join(self.conn.data_to_send()) or _NOT_TAKEN)
+            self.transport.close()
+
+    protocol.data_received = answered  # type: ignore[method-assign]
 
 
 def _mistrust_widget_values() -> None:

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ampscope.launcher.script_runs import repeatable
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.observations import Call
 from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
+from ampscope.store import merging
 from ampscope.store.merging import Merged, merge, stores_in
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, delete_run
@@ -251,6 +253,23 @@ def test_a_run_whose_id_none_of_ours_has_is_refused(tmp_path: Path, run_id: str)
     assert not (tmp_path / "a").exists()
     delete_run(path, run_id)
     assert not dump(path, run_id)["run"]
+
+
+def test_what_a_merge_does_for_a_run_does_not_grow_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the copy itself: 20,000 times 20,000 ids would take 10 s and more."""
+    path, _ = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        columns = connection.execute("SELECT * FROM run").fetchone()[1:]
+        marks = ",".join("?" * len(columns))
+        rows = [(f"{number:012x}", *columns) for number in range(20_000)]
+        connection.executemany(f"INSERT INTO run VALUES (?,{marks})", rows)
+        connection.commit()
+    monkeypatch.setattr(merging, "_copy", lambda *of_a_run: False)
+    begin = time.process_time()
+    assert len(list(merge([path], tmp_path / "runs.db"))) == 20_001
+    assert time.process_time() - begin < 4
 
 
 def test_a_damaged_run_of_an_untrusted_store_is_refused(tmp_path: Path) -> None:
