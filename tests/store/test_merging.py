@@ -20,7 +20,7 @@ from ampscope.launcher.script_runs import repeatable
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.observations import Call
 from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
-from ampscope.store import merging
+from ampscope.store import db, merging
 from ampscope.store.merging import Merged, merge, stores_in
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, delete_run
@@ -253,6 +253,22 @@ def test_a_run_whose_id_none_of_ours_has_is_refused(tmp_path: Path, run_id: str)
     assert not (tmp_path / "a").exists()
     delete_run(path, run_id)
     assert not dump(path, run_id)["run"]
+
+
+def test_a_value_that_is_too_large_is_the_sources_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, run_id = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE run SET message=?", ("x" * 4_000_000,))
+        connection.commit()
+    monkeypatch.setattr(db, "LONGEST_VALUE", 2**20)  # the source is larger, and lets it through
+    into = tmp_path / "runs.db"
+    with pytest.raises(StoreError, match="larger than any that ampscope writes") as refusal:
+        list(merge([path], into))
+    assert str(path) in str(refusal.value)
+    assert str(into) not in str(refusal.value)
+    assert not dump(into, run_id)["run"]
 
 
 def test_what_a_merge_does_for_a_run_does_not_grow_with_their_number(

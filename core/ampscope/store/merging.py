@@ -118,6 +118,11 @@ def _copy(
             if not mark:
                 _set_spec(target, run_id, _spec(origin, run_id))
             return True
+    except sqlite3.DataError as error:  # beyond what a connection lets through
+        raise StoreError(
+            f"{source} is damaged (a value of run {run_id} is larger than any that ampscope "
+            "writes). Nothing of this run was copied."
+        ) from error
     finally:
         origin.execute("COMMIT")
 

@@ -289,6 +289,12 @@ def test_a_broken_file_of_a_folder_hides_no_other(tmp_path: Path) -> None:
     assert "clean" not in found.output
 
 
+def test_a_newline_in_a_name_ends_no_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a\nampscope: clean.pt").write_bytes(b"x")
+    found = CliRunner().invoke(main, ["check", str(tmp_path / "a\nampscope: clean.pt")])
+    assert (found.exit_code, found.output.count("\n")) == (2, 1)
+
+
 def test_an_index_of_indices_is_refused(tmp_path: Path) -> None:
     """One that names itself, and two that name each other; what lies beside them is looked at."""
     for name, shard in (("a", "a"), ("b", "c"), ("c", "b")):

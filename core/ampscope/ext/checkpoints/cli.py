@@ -11,7 +11,7 @@ import click
 from ampscope.errors import BadInput
 from ampscope.ext.checkpoints.check import CheckResult, check_checkpoint
 from ampscope.ext.checkpoints.files import TorchFiles, checkpoints_in
-from ampscope.report.document import line, visible
+from ampscope.report.document import line
 
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_UNREADABLE = 0, 1, 2
 MOST_SHOWN = 20  # findings and notes of one checkpoint; --json has all
@@ -43,7 +43,7 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
             except BadInput as error:
                 problems.append(str(error))
     for problem in problems:
-        click.echo(f"ampscope: {visible(problem)}", err=True)
+        click.echo(f"ampscope: {line(problem, 1000)}", err=True)
     if as_json:
         made = {"checkpoints": [r.as_json() for r in results], "unreadable": problems}
         click.echo(json.dumps(made, indent=1))
