@@ -25,7 +25,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,9 @@ class TensorCounts:
     fp16_zero: int = 0  # not zero, and zero in fp16
     fp16_subnormal: int = 0
     overflowing_rows: int = 0  # output channels with such an element
+
+
+_COUNTED = [f.name for f in fields(TensorCounts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,8 @@ class CheckResult:
             "unreadable": self.unreadable,
             "dtypes": [asdict(row) for row in self.dtypes()],
             "averages": [asdict(a) for a in self.averages],
-            "tensors": [asdict(t) for t in self.tensors],
+            # asdict copies each value deeply; there may be a million tensors
+            "tensors": [{name: getattr(t, name) for name in _COUNTED} for t in self.tensors],
         }
 
 

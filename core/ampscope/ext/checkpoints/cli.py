@@ -46,7 +46,7 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
         click.echo(f"ampscope: {line(problem, 1000)}", err=True)
     if as_json:
         made = {"checkpoints": [r.as_json() for r in results], "unreadable": problems}
-        click.echo(json.dumps(made, indent=1))
+        click.echo(json.dumps(made))
     else:
         for result in results:
             click.echo("\n".join(line(text, 1000) for text in _lines(result)))
