@@ -133,6 +133,8 @@ ROWS = {
     "steps that are a text": ("spec", '{"workload":"gpt","steps":"many"}'),
     "steps beyond 64 bits": ("spec", '{"workload":"gpt","steps":1' + "0" * 400 + "}"),
     "a loss factor that is NaN": ("spec", '{"workload":"gpt","loss_factor":NaN}'),
+    "more ranks than any training has": ("spec", '{"workload":"gpt","world":1000000000}'),
+    "a rank beyond those": ("spec", '{"workload":"gpt","rank":-1000000000}'),
     "args that are a number": ("spec", '{"workload":"gpt","args":5}'),
     "args that are no texts": ("spec", '{"workload":"gpt","args":[5]}'),
     "settings that are a text": ("spec", '{"workload":"gpt","settings":"abc"}'),

@@ -192,6 +192,7 @@ REFUSED = [
     (_set("run", "state", to="done"), "run.state: 'done' is none of queued, running"),
     (_set("run", "spec", "kind", to="x"), "run.spec.kind: 'x' is none of probe"),
     (_set("run", "created", to=-1), "run.created: -1 is not between"),
+    (_set("run", "spec", "world", to=10**9), "run.spec.world: 1,000,000,000 is not between"),
     (_set("run", "spec", "args", to=["a", 1]), "run.spec.args[1]: a text was expected"),
     (_set("run", "message", to="x\ud800"), "run.message: '\\ud800' is half a character"),
     (_set("run", "message", to="x" * 200_000), "run.message: a text of 200,000 characters"),

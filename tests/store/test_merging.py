@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ampscope.launcher.script_runs import repeatable
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.observations import Call
 from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
+from ampscope.store import db, merging
 from ampscope.store.merging import Merged, merge, stores_in
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, delete_run
@@ -173,6 +175,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert_one_sentence(missing, "There is no store at")
 
 
+def test_missing_ranks_are_counted_and_the_first_of_them_named(tmp_path: Path) -> None:
+    writer = rank_run(tmp_path, 7, world=100_000)
+    ended = run_command("runs", "ranks", writer.run_id, "--store", writer.path)
+    assert ended.returncode == 0
+    assert "Ranks not in this store: 0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11" in ended.stdout
+    assert "and 99,979 more" in ended.stdout
+
+
 def foreign(folder: Path, group: str = "", parent: str = "") -> tuple[Path, str]:
     """A store from elsewhere: a script's run that says what would be started to repeat it."""
     script = folder / "theirs.py"
@@ -223,6 +233,59 @@ def test_an_untrusted_run_joins_no_diagnosis_that_is_there(tmp_path: Path) -> No
         list(merge([rank], into))
     with Reader(into) as reader:
         assert [info.spec.rank for info in reader.group(f"{theirs.group}")][-2:] == [0, 1]
+
+
+@pytest.mark.parametrize("run_id", ["../../../ESCAPED", "0123456789ab\n", "0123456789AB", "ab"])
+def test_a_run_whose_id_none_of_ours_has_is_refused(tmp_path: Path, run_id: str) -> None:
+    path, _ = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE run SET id=?", (run_id,))
+        connection.commit()
+    with pytest.raises(StoreError, match="is not 12 hexadecimal digits"):
+        list(merge([path], tmp_path / "runs.db"))
+    assert not (tmp_path / "runs.db").exists()
+    with Reader(path) as reader:
+        (info,) = reader.runs()
+    assert "its id is not 12 hexadecimal digits" in info.message
+    out = tmp_path / "a" / "b" / "c"
+    done = run_command("export", run_id, "--to", "tensorboard", "--out", out, "--store", path)
+    assert_one_sentence(done, "its id is not 12 hexadecimal digits")
+    assert not (tmp_path / "a").exists()
+    delete_run(path, run_id)
+    assert not dump(path, run_id)["run"]
+
+
+def test_a_value_that_is_too_large_is_the_sources_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, run_id = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE run SET message=?", ("x" * 4_000_000,))
+        connection.commit()
+    monkeypatch.setattr(db, "LONGEST_VALUE", 2**20)  # the source is larger, and lets it through
+    into = tmp_path / "runs.db"
+    with pytest.raises(StoreError, match="larger than any that ampscope writes") as refusal:
+        list(merge([path], into))
+    assert str(path) in str(refusal.value)
+    assert str(into) not in str(refusal.value)
+    assert not dump(into, run_id)["run"]
+
+
+def test_what_a_merge_does_for_a_run_does_not_grow_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the copy itself: 20,000 times 20,000 ids would take 10 s and more."""
+    path, _ = foreign(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        columns = connection.execute("SELECT * FROM run").fetchone()[1:]
+        marks = ",".join("?" * len(columns))
+        rows = [(f"{number:012x}", *columns) for number in range(20_000)]
+        connection.executemany(f"INSERT INTO run VALUES (?,{marks})", rows)
+        connection.commit()
+    monkeypatch.setattr(merging, "_copy", lambda *of_a_run: False)
+    begin = time.process_time()
+    assert len(list(merge([path], tmp_path / "runs.db"))) == 20_001
+    assert time.process_time() - begin < 4
 
 
 def test_a_damaged_run_of_an_untrusted_store_is_refused(tmp_path: Path) -> None:

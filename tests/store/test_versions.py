@@ -93,21 +93,26 @@ def test_version_2_is_converted_and_kept(tmp_path: Path) -> None:
         connection.executescript(VERSION_2)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(
-            "INSERT INTO run (id,spec,state,created) VALUES ('ab',?,'finished',1.0)",
+            "INSERT INTO run (id,spec,state,created) VALUES ('0000000000ab',?,'finished',1.0)",
             ('{"workload":"train.py","kind":"watch"}',),
         )
-        connection.execute("INSERT INTO step (run,step,loss,skipped) VALUES ('ab',0,2.5,0)")
+        connection.execute(
+            "INSERT INTO step (run,step,loss,skipped) VALUES ('0000000000ab',0,2.5,0)"
+        )
         connection.execute(
             "INSERT INTO event (run,seq,step,kind,name,text,path)"
-            " VALUES ('ab',0,7,'note','','x','')"
+            " VALUES ('0000000000ab',0,7,'note','','x','')"
         )
         connection.execute("PRAGMA user_version = 2")
         connection.commit()
     with Reader(path) as reader:
-        assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
-        assert reader.events("ab") == [Event(7, "note", "", "x")]
-        assert (reader.results("ab"), reader.samples("ab")) == ([], [])
-        assert (reader.run("ab").spec.seeds, reader.run("ab").spec.is_training) == (1, True)
+        assert reader.steps("0000000000ab") == [StepRecord(0, loss=2.5)]
+        assert reader.events("0000000000ab") == [Event(7, "note", "", "x")]
+        assert (reader.results("0000000000ab"), reader.samples("0000000000ab")) == ([], [])
+        assert (
+            reader.run("0000000000ab").spec.seeds,
+            reader.run("0000000000ab").spec.is_training,
+        ) == (1, True)
     RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
     assert layout(path) == layout(tmp_path / "new.db")
 
@@ -118,15 +123,17 @@ def test_version_3_is_converted_and_shows_nothing_to_a_class(tmp_path: Path) -> 
         connection.executescript(VERSION_3)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(
-            "INSERT INTO run (id,spec,state,created) VALUES ('ab',?,'finished',1.0)",
+            "INSERT INTO run (id,spec,state,created) VALUES ('0000000000ab',?,'finished',1.0)",
             ('{"workload":"gpt"}',),
         )
-        connection.execute("INSERT INTO step (run,step,loss,skipped) VALUES ('ab',0,2.5,0)")
+        connection.execute(
+            "INSERT INTO step (run,step,loss,skipped) VALUES ('0000000000ab',0,2.5,0)"
+        )
         connection.execute("PRAGMA user_version = 3")
         connection.commit()
     assert sharing.shared(path) == frozenset()
     with Reader(path) as reader:
-        assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
+        assert reader.steps("0000000000ab") == [StepRecord(0, loss=2.5)]
     RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
     assert layout(path) == layout(tmp_path / "new.db")
 
@@ -137,18 +144,20 @@ def test_version_4_is_converted_and_does_not_say_why_values_were_lost(tmp_path: 
         connection.executescript(VERSION_4)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(
-            "INSERT INTO run (id,spec,state,created) VALUES ('ab',?,'finished',1.0)",
+            "INSERT INTO run (id,spec,state,created) VALUES ('0000000000ab',?,'finished',1.0)",
             ('{"workload":"gpt"}',),
         )
-        connection.execute("INSERT INTO step (run,step,loss,skipped) VALUES ('ab',0,2.5,0)")
         connection.execute(
-            "INSERT INTO shadow VALUES ('ab',0,3,'weight_grad',100,7,2,10,0.5,0.9,1.5)"
+            "INSERT INTO step (run,step,loss,skipped) VALUES ('0000000000ab',0,2.5,0)"
+        )
+        connection.execute(
+            "INSERT INTO shadow VALUES ('0000000000ab',0,3,'weight_grad',100,7,2,10,0.5,0.9,1.5)"
         )
         connection.execute("PRAGMA user_version = 4")
         connection.commit()
     with Reader(path) as reader:
-        assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
-        (record,) = reader.shadows("ab")
+        assert reader.steps("0000000000ab") == [StepRecord(0, loss=2.5)]
+        (record,) = reader.shadows("0000000000ab")
         assert (record.lost, record.below_range, record.cancelled) == (7, None, None)
         assert (record.zero_before, record.max_abs_fp32) == (10, 1.5)
     RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -345,6 +346,31 @@ def forged(source: Path, path: Path, change: Callable[[dict[str, Any]], None]) -
     text["digest"] = capsule_file.digest(text, tensors)
     save_file(tensors, path, {"ampscope": json.dumps(text)})
     return path
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a scale that is a text": lambda text: text["past"][0].__setitem__(2, "x"),
+    "a step that is a text": lambda text: text["past"][0].__setitem__(0, "x"),
+    "a loss that is a list": lambda text: text["past"][0].__setitem__(1, []),
+    "more steps than norms": lambda text: text["past"].append([7, 1.0, 1.0]),
+    "more parameters than norms": lambda text: text["parameters"].append("x"),
+    "a parameter that is a number": lambda text: text["parameters"].__setitem__(0, 1),
+    "args that are a number": lambda text: text["forwards"][0].update(args=5),
+    "forwards that are numbers": lambda text: text.update(forwards=[5]),
+    "no checks": lambda text: text.pop("checks"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_is_wrong_in_a_capsule_is_said_without_words_of_python(
+    tmp_path: Path, what: str
+) -> None:
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    path = forged(run.capsules[0], tmp_path / "odd.safetensors", FORGED[what])
+    with pytest.raises(BadInput, match="is not a capsule, or damaged") as refusal:
+        capsule_file.load(path)
+    assert not re.search(r"Error|attribute|object|subscript|unpack", str(refusal.value))
 
 
 def replayed(capsule: Path, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,8 @@ from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run, request_cancel
 
+MOST_RANKS_NAMED = 20  # of those that are missing
+
 # ``ampscope runs ranks``: the ranks of one training side by side, and which went bad first.
 
 
@@ -49,9 +51,11 @@ def ranks(run: str, store: Path) -> None:
             table.add_row(*cells, f"{totals.skipped:,}")
         first = first_nonfinite({r: reader.events(part.id) for r, part in found.items()})
     Console().print(table)
-    missing = sorted(set(range(info.spec.world)) - found.keys())
+    missing = [rank for rank in range(info.spec.world) if rank not in found]
     if missing:
-        names = ", ".join(map(str, missing))
+        names = ", ".join(map(str, missing[:MOST_RANKS_NAMED]))
+        if len(missing) > MOST_RANKS_NAMED:
+            names += f" and {len(missing) - MOST_RANKS_NAMED:,} more"
         click.echo(
             f"Ranks not in this store: {names}. Merge them: ampscope runs merge --trust FILE …"
         )

@@ -284,10 +284,11 @@ def _with_launcher(
     that run first; none where it is no such training."""
     together = [(r, s) for r, s in ranks if r.spec.world > 1]
     world = _world([r for r, _ in together]) if together else 1
-    missing = set(range(world)) - {r.spec.rank for r, _ in together}
-    if not together or not missing:
+    there = {r.spec.rank for r, _ in together}
+    missing = next((rank for rank in range(world) if rank not in there), None)
+    if not together or missing is None:
         return []
-    spec = dataclasses.replace(info.spec, rank=min(missing), world=world)
+    spec = dataclasses.replace(info.spec, rank=missing, world=world)
     return [(dataclasses.replace(info, spec=spec, ended=time.time()), list(own)), *together]
 
 

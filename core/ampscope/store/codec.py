@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -82,8 +83,9 @@ class _Bounded(Decoder):
 
         def bounded(value: object) -> object:
             found = check(value)
+            most = MOST_RANKS if (kind, name) in _OF_RANKS else MOST
             if (isinstance(found, float) and not math.isfinite(found)) or (
-                isinstance(found, int) and not -MOST <= found <= MOST
+                isinstance(found, int) and not -most <= found <= most
             ):
                 raise Refusal("value", "is out of bounds")
             return found
@@ -217,6 +219,9 @@ MOST_PID = 2**31 - 1  # larger ones overflow kill(2)
 _JSON = {"spec", "machine", "data"}  # columns whose texts went through :func:`storable_parts`
 _COLUMNS_OF_NAMES = {"module path", "op", "parameter", "shared_with", "type"}
 _LONG = {"traceback": LONGEST_TRACEBACK}
+MOST_RANKS = 100_000  # of a training; the largest known had some ten thousand
+_OF_RANKS = {(RunSpec, "rank"), (RunSpec, "world")}
+_RUN_ID = re.compile(r"[0-9a-f]{12}\Z")
 _BESIDE = 1_000  # characters more, in which a secret may end that is cut
 
 
@@ -316,6 +321,11 @@ def text(value: object, longest: int = LONGEST) -> str:
     if type(value) is not str:
         raise Damaged(f"{_shown(value)} stands where a text belongs")
     return value if len(value) <= longest and value.isascii() else storable(value, longest, str)
+
+
+def is_run_id(value: object) -> bool:
+    """12 hexadecimal digits, as in names of files and in addresses."""
+    return type(value) is str and _RUN_ID.match(value) is not None
 
 
 def whole(value: object, low: int = 0, high: int = MOST) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampscope.errors import BadInput, StoreError
+from ampscope.record_json import quoted
 from ampscope.store import codec, db
 
 # What may change without the run being another one: a reader's request, a beat of the heart.
@@ -76,12 +77,19 @@ def _checked(source: Path) -> sqlite3.Connection:
     try:
         with db.translated(source):
             answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            ids = [row[0] for row in connection.execute("SELECT id FROM run")]
     except StoreError:
         connection.close()
         raise
     if answer != "ok":
         connection.close()
         raise StoreError(f"{source} is damaged ({answer}). Nothing of it was copied.")
+    if (strange := next((x for x in ids if not codec.is_run_id(x)), None)) is not None:
+        connection.close()
+        raise StoreError(
+            f"{source} is damaged (the id {quoted(strange)} of a run is not 12 hexadecimal "
+            "digits). Nothing of it was copied."
+        )
     return connection
 
 
@@ -110,6 +118,11 @@ def _copy(
             if not mark:
                 _set_spec(target, run_id, _spec(origin, run_id))
             return True
+    except sqlite3.DataError as error:  # beyond what a connection lets through
+        raise StoreError(
+            f"{source} is damaged (a value of run {run_id} is larger than any that ampscope "
+            "writes). Nothing of this run was copied."
+        ) from error
     finally:
         origin.execute("COMMIT")
 

@@ -68,6 +68,8 @@ def _run_info(row: Row) -> records.RunInfo:
     message, traceback, steps_done = row[10:]
     shown = _state(state)
     message, steps_done = recorded_text(codec.text(message)), codec.whole(steps_done)
+    if not codec.is_run_id(id_):
+        raise codec.Damaged("its id is not 12 hexadecimal digits")
     made, last_sign = codec.moment(created), codec.moment(heartbeat)
     if made is None:
         raise codec.Damaged("it has no time of its creation")
@@ -82,7 +84,7 @@ def _run_info(row: Row) -> records.RunInfo:
                 "memory, or the store's disk is full). What it recorded is kept."
             )
     return records.RunInfo(
-        id=codec.text(id_),
+        id=id_,
         spec=codec.spec_from_json(spec),
         state=shown,
         created=made,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -230,9 +230,13 @@ def load(path: Path) -> Capsule:
         if not isinstance(error, Refusal):
             raise
         raise BadInput(f"{path} is not a capsule, or damaged ({error}).") from error
+    except OSError as error:
+        raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
     except Exception as error:  # whatever a forged text leads to: it is no capsule
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path} is not a capsule, or damaged ({reason[:300]}).") from error
+        reason = "what it says is not as ampscope writes it"
+        if isinstance(error, SafetensorError):
+            reason = str(error)[:300]
+        raise BadInput(f"{path} is not a capsule, or damaged ({reason}).") from error
 
 
 def _check_header(path: Path) -> None:
@@ -265,8 +269,11 @@ def digest(text: dict[str, Any], tensors: Tensors) -> str:
 
 def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     about = Decoder().record(About, text["about"])
-    norms = tensors.get("past/norms", torch.empty(0, 0)).numpy()
-    past = [Past(s, loss, scale, norms[i]) for i, (s, loss, scale) in enumerate(text["past"])]
+    told = Decoder().record(_Told, {"past": text["past"], "parameters": text["parameters"]})
+    norms = tensors.get("past/norms", torch.empty(0, len(told.parameters))).double().numpy()
+    if norms.shape != (len(told.past), len(told.parameters)):
+        raise Refusal("value", "the norms of its last steps are not one for each parameter")
+    past = [Past(*step, norms[i]) for i, step in enumerate(told.past)]
     weights = {
         name.partition("/")[2]: tensor
         for name, tensor in tensors.items()
@@ -275,7 +282,15 @@ def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     uses = _Uses(tensors)
     forwards = tuple(_forward(part, i, uses) for i, part in enumerate(text["forwards"]))
     checks = {str(k): float(v) for k, v in text["checks"].items()}
-    return Capsule(about, forwards, weights, checks, tuple(past), tuple(text["parameters"]))
+    return Capsule(about, forwards, weights, checks, tuple(past), told.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Of a capsule's text: what a user is told of the steps before."""
+
+    past: tuple[tuple[int, float | None, float | None], ...]  # step, loss, scale
+    parameters: tuple[str, ...]
 
 
 class _Uses(Mapping[str, Tensor]):

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,8 @@ def test_what_is_poisoned_is_named(
     assert {f.code for f in found.findings} == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
 def test_complex_numbers_are_looked_at(dtype: torch.dtype, tmp_path: Path) -> None:
     values = torch.tensor(
         [1, complex(0, float("nan")), 1, complex(float("inf"), 1), 1], dtype=dtype
@@ -166,9 +168,28 @@ def test_complex_numbers_are_looked_at(dtype: torch.dtype, tmp_path: Path) -> No
     assert "1 of 10 real and imaginary parts" in found.findings[0].text
 
 
-def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(5).to(torch.float8_e4m3fnuz)}, tmp_path / "x.pt")
-    assert any("Not looked at" in text for text in check_checkpoint(tmp_path / "x.pt").notes)
+def _big_endian(content: bytes) -> bytes:
+    return np.frombuffer(content, "<f4").astype(">f4").tobytes()
+
+
+def test_an_archive_of_a_big_endian_machine_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.tensor([torch.nan, 65_536.0, 1.0, -2.0])}, path)
+    _rewritten(path, "data/0", _big_endian)
+    _rewritten(path, "byteorder", lambda _: b"big")
+    before = path.read_bytes()
+    assert torch.load(path)["w"][1:].tolist() == [65_536.0, 1.0, -2.0]
+    found = check_checkpoint(path)
+    t = found.tensors[0]
+    assert (t.nan, t.fp16_overflow, t.negative, t.subnormal) == (1, 1, 1, 0)
+    assert [f.code for f in found.findings] == ["nan"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e8m0fnu])
+def test_a_format_that_is_not_read_is_named(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(5).to(dtype)}, tmp_path / "x.pt")
+    assert "a: not looked at, for" in check_checkpoint(tmp_path / "x.pt").left_out[0]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +289,26 @@ def test_a_broken_file_of_a_folder_hides_no_other(tmp_path: Path) -> None:
     assert "clean" not in found.output
 
 
+def test_a_newline_in_a_name_ends_no_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a\nampscope: clean.pt").write_bytes(b"x")
+    found = CliRunner().invoke(main, ["check", str(tmp_path / "a\nampscope: clean.pt")])
+    assert (found.exit_code, found.output.count("\n")) == (2, 1)
+
+
+def test_an_index_of_indices_is_refused(tmp_path: Path) -> None:
+    """One that names itself, and two that name each other; what lies beside them is looked at."""
+    for name, shard in (("a", "a"), ("b", "c"), ("c", "b")):
+        index = {"weight_map": {"w": f"{shard}.index.json"}}
+        (tmp_path / f"{name}.index.json").write_text(json.dumps(index))
+    alone = CliRunner().invoke(main, ["check", str(tmp_path / "a.index.json")])
+    assert (alone.exit_code, alone.output.count("\n")) == (2, 1)
+    assert "a.index.json names the shard a.index.json, which is an index itself" in alone.output
+    save_file({"w": torch.tensor([torch.nan])}, tmp_path / "m.safetensors")
+    found = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert (found.exit_code, found.output.count("is an index itself")) == (2, 3)
+    assert "nan: w (model, fp32, 1)" in found.output
+
+
 def _compressed(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"0" * 100_000)
@@ -304,6 +345,95 @@ def test_bad_input_is_one_sentence_and_status_2(name: str, tmp_path: Path) -> No
     assert found.output.count("\n") == 1
     assert "Traceback" not in found.output
     assert str(path) in found.output
+
+
+# Where not everything was looked at.
+
+
+def _with_attribute(value: Any, attribute: object) -> Any:
+    value.extra = attribute
+    return value
+
+
+def _deep(value: Any) -> Any:
+    for _ in range(70):
+        value = [value]
+    return value
+
+
+BAD_TENSOR = torch.full((3,), torch.nan)
+PASSED_OVER: dict[str, tuple[object, str]] = {
+    "a storage": (BAD_TENSOR.untyped_storage(), "x: a storage without a tensor."),
+    "a typed storage": (
+        torch.TypedStorage(
+            wrap_storage=BAD_TENSOR.untyped_storage(), dtype=torch.float32, _internal=True
+        ),
+        "x: a storage without a tensor.",
+    ),
+    "meta": ([torch.empty(2**40, device="meta")] * 3, "x.0 and 2 more: on the device meta"),
+    "a number": ({"loss": float("nan")}, "x.loss: nan is no tensor's"),
+    "numbers": ([float("inf"), 1.0, float("inf")], "x.0 and 1 more: inf is no tensor's"),
+    "a complex number": (complex(0, float("inf")), "x: infj is no tensor's"),
+    "too deep": (_deep(BAD_TENSOR), "more than 64 deep"),
+}
+
+
+@pytest.mark.parametrize("what", PASSED_OVER)
+def test_what_was_not_looked_at_is_named_and_not_called_clean(what: str, tmp_path: Path) -> None:
+    value, said = PASSED_OVER[what]
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.ones(2), "x": value}, path)
+    found = CliRunner().invoke(main, ["check", str(path)])
+    assert (found.exit_code, "clean" in found.output) == (0, False)
+    assert f"left out: {path}: " in found.output
+    assert said in found.output
+    torch.save({"x": value}, path)
+    alone = CliRunner().invoke(main, ["check", str(path)])
+    assert (alone.exit_code, "holds no tensor" in alone.output) == (2, True)
+    assert said in alone.output
+
+
+def test_a_file_without_tensors_is_not_clean(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "x.safetensors")
+    torch.save({"epoch": 3}, tmp_path / "x.pt")
+    for path in tmp_path.iterdir():
+        found = CliRunner().invoke(main, ["check", str(path)])
+        assert (found.exit_code, found.output.count("\n")) == (2, 1)
+        assert f"{path} holds no tensor: nothing to look at." in found.output
+
+
+def _quantized(scale: float) -> Any:
+    return torch.quantize_per_tensor(torch.ones(3), scale, 0, torch.qint8)
+
+
+def _per_channel(*scales: float) -> Any:
+    zeros = torch.zeros(len(scales), dtype=torch.long)
+    ones = torch.ones(len(scales), 2)
+    return torch.quantize_per_channel(ones, torch.tensor(scales), zeros, 0, torch.qint8)
+
+
+HIDDEN: dict[str, tuple[Callable[[], object], str]] = {
+    "attribute of a tensor": (lambda: _with_attribute(torch.ones(1), BAD_TENSOR), "x.extra"),
+    "attribute of a parameter": (
+        lambda: _with_attribute(nn.Parameter(torch.ones(1)), {"a": [BAD_TENSOR]}), "x.extra.a.0"),
+    "attribute of an OrderedDict": (
+        lambda: _with_attribute(OrderedDict(w=torch.ones(1)), BAD_TENSOR), "x.extra"),
+    "key": (lambda: {BAD_TENSOR: 1}, "x.a key"),
+    "part of a key": (lambda: {(1, BAD_TENSOR): 1}, "x.a key.1"),
+    "set": (lambda: {BAD_TENSOR}, "x.0"),
+    "scale": (lambda: _quantized(float("inf")), "x.scale"),
+    "scale of a channel": (lambda: _per_channel(1.0, float("inf")), "x.scale"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+@pytest.mark.parametrize("where", HIDDEN)
+def test_a_tensor_is_found_wherever_torch_saves_it(where: str, tmp_path: Path) -> None:
+    made, name = HIDDEN[where]
+    torch.save({"w": torch.ones(2), "x": made()}, tmp_path / "x.pt")
+    found = check_checkpoint(tmp_path / "x.pt")
+    assert [f.tensor for f in found.findings] == [name]
+    assert found.left_out == []
 
 
 # Files that ask for more than their size.
@@ -369,7 +499,7 @@ COSTLY: dict[str, tuple[str, Callable[[Path, int], object]]] = {
     "one.pt": ("names more tensors", lambda p, n: torch.save([torch.ones(1)] * 20 * n, p)),
     "names.pt": ("names more tensors", lambda p, n: torch.save(
         {"n" * 100_000: [torch.ones(1) for _ in range(100)]}, p)),
-    "lists.pt": ("", lambda p, n: _pickled(p, b"\x80\x02](" + n * 100 * b"]" + b"e.")),
+    "lists.pt": ("no tensor", lambda p, n: _pickled(p, b"\x80\x02](" + n * 100 * b"]" + b"e.")),
     "index.index.json": ("need", lambda p, n: p.write_bytes(
         b'{"weight_map": {"a": "b"}, "c": [' + n * 1000 * b"[]," + b"0]}")),
     "header.safetensors": ("need", lambda p, n: _header(
@@ -527,7 +657,7 @@ def test_options_that_are_no_numbers_are_named(tmp_path: Path) -> None:
 
 
 def test_what_lies_too_deep_is_named(tmp_path: Path) -> None:
-    _nested(tmp_path / "a.pt", lambda v: [v], 80)
+    _nested(tmp_path / "a.pt", lambda v: [v, torch.ones(1)], 80)
     assert "more than 64 deep" in check_checkpoint(tmp_path / "a.pt").left_out[0]
 
 

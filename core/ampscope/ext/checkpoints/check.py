@@ -25,7 +25,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,14 @@ from numpy.typing import NDArray
 
 from ampscope.errors import BadInput
 from ampscope.ext.checkpoints import counting
-from ampscope.ext.checkpoints.files import Checkpoint, StoredTensor, TorchFiles, opened, pieces
+from ampscope.ext.checkpoints.files import (
+    MOST_NAMED,
+    Checkpoint,
+    StoredTensor,
+    TorchFiles,
+    opened,
+    pieces,
+)
 from ampscope.files import TemporaryFolder
 from ampscope.number_words import plural
 
@@ -69,6 +76,9 @@ class TensorCounts:
     fp16_zero: int = 0  # not zero, and zero in fp16
     fp16_subnormal: int = 0
     overflowing_rows: int = 0  # output channels with such an element
+
+
+_COUNTED = [f.name for f in fields(TensorCounts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,8 @@ class CheckResult:
             "unreadable": self.unreadable,
             "dtypes": [asdict(row) for row in self.dtypes()],
             "averages": [asdict(a) for a in self.averages],
-            "tensors": [asdict(t) for t in self.tensors],
+            # asdict copies each value deeply; there may be a million tensors
+            "tensors": [{name: getattr(t, name) for name in _COUNTED} for t in self.tensors],
         }
 
 
@@ -164,6 +175,8 @@ def check_checkpoint(
         with _Reader() as reader:
             try:
                 counts = reader.counts(tensors)
+                if not tensors:
+                    raise _nothing(checkpoint)
                 result = CheckResult(path, counts)
                 result.left_out, result.unreadable = checkpoint.left_out, checkpoint.unreadable
                 _judge(result, loaded_as)
@@ -172,6 +185,11 @@ def check_checkpoint(
             except OSError as error:
                 raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
     return result
+
+
+def _nothing(checkpoint: Checkpoint) -> BadInput:
+    why = [*checkpoint.unreadable, *checkpoint.left_out][:MOST_NAMED]
+    return BadInput(" ".join([f"{checkpoint.path} holds no tensor: nothing to look at.", *why]))
 
 
 def _kind(tensor: StoredTensor) -> str:
@@ -348,10 +366,10 @@ def _judge(result: CheckResult, loaded_as: str) -> None:
             result.findings.append(Finding("fp16_overflow", t.name, text, t.fp16_overflow))
         else:
             result.notes.append(text)
-    for dtype in sorted({t.dtype for t in result.tensors} & counting.UNKNOWN):
+    for dtype in sorted({t.dtype for t in result.tensors} - counting.LOOKED_AT):
         names = [t.name for t in result.tensors if t.dtype == dtype]
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        result.notes.append(f"Not looked at, for their format {dtype}: {names[0]}{more}.")
+        result.left_out.append(f"{names[0]}{more}: not looked at, for the format {dtype}.")
     weights = [t for t in result.tensors if t.kind != "optimizer" and t.dtype in counting.FLOATS]
     nonzero = sum(t.elements - t.zero for t in weights)
     if nonzero:

@@ -5,9 +5,9 @@
 
 A file is opened by ``torch.load(weights_only=True, mmap=True)``: no code of it runs, and no
 number is read. What lies in the file as a tensor has it is reported by its offset there; what does
-not (older files, transposed views) is written to a file in the scratch folder, in all no more than
-the file has bytes. A tensor that repeats elements of its storage is reported as the stretch of the
-storage that it spans, a sparse one as its stored values.
+not (older files, those of a big-endian machine, transposed views) is written to a file in the
+scratch folder, in all no more than the file has bytes. A tensor that repeats elements of its
+storage is reported as the stretch of the storage that it spans, a sparse one as its stored values.
 
 A file may come from anywhere, and a pickle of some bytes can name one object any number of times:
 each container is looked at once, names and tensors are counted against the file's size, and the
@@ -17,6 +17,7 @@ limit, too, and is not called damaged.
 
 from __future__ import annotations
 
+import cmath
 import json
 import os
 import pickle
@@ -27,6 +28,7 @@ import tarfile
 import time
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,13 +38,18 @@ from torch import Tensor
 
 DEEPEST = 64
 MOST_TENSORS = 1_000_000  # 100,000 parameters with their moments and steps of Adam are 400,000
+_WHOLES = {torch.qint8: torch.int8, torch.qint32: torch.int32}  # of quantized tensors
+_CONTAINERS = (Mapping, list, tuple, set, frozenset)
+_STORAGES = (torch.TypedStorage, torch.UntypedStorage)
+_LOOKED_AT = (Tensor, float, complex, *_CONTAINERS, *_STORAGES)
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
     torch.bool: "BOOL", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
-    torch.complex64: "C64", torch.complex128: "C128", torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex32: "C32", torch.complex64: "C64", torch.complex128: "C128",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0", torch.float4_e2m1fn_x2: "F4",
 }  # fmt: skip
 
 
@@ -72,9 +79,12 @@ class Walk:
         self.tensors: list[dict[str, Any]] = []
         self.groups: list[dict[str, Any]] = []
         self.left_out: list[str] = []
+        self._passed_over: dict[str, tuple[str, int]] = {}  # by why: the first's name, how many
+        self._scales_kept: list[Tensor] = []
         self._path = path
         self._records = records
         self._maps = _mappings(path)
+        self._is_swapped = records is not None and not _is_little_endian(path)
         self._scratch = scratch / f"tensors-{os.getpid()}-{len(list(scratch.iterdir()))}"
         self._end = 0
         size = path.stat().st_size
@@ -87,23 +97,37 @@ class Walk:
         """All tensors inside ``loaded``, by dotted names. A container that is named twice is looked
         at where it is named first, unless that is too deep."""
         seen: set[int] = set()
-        too_deep: str | None = None  # name of the first
         within: list[Iterator[tuple[object, str, str]]] = [iter([(loaded, "", "model")])]
         while within:
             for value, name, kind in within[-1]:
+                container = value
                 if isinstance(value, Tensor):
                     self._tensor(value, name, kind)
-                elif id(value) not in seen:
-                    if len(within) > DEEPEST:
-                        too_deep = name[:80] if too_deep is None else too_deep
+                    container = vars(value)  # attributes are saved, too
+                    if not container:
                         continue
-                    seen.add(id(value))
-                    within.append(self._parts(value, name, kind))
+                if isinstance(value, float | complex):
+                    if not cmath.isfinite(value):
+                        self._pass_over(f"{value} is no tensor's, and is not judged", name)
+                elif isinstance(value, _STORAGES):
+                    self._pass_over("a storage without a tensor", name)
+                elif isinstance(container, _CONTAINERS) and id(container) not in seen:
+                    if len(within) > DEEPEST:
+                        self._pass_over(f"what lies more than {DEEPEST} deep", name)
+                        continue
+                    seen.add(id(container))
+                    within.append(self._parts(container, name, kind))
                     break
             else:
                 within.pop()
-        if too_deep is not None:
-            self.left_out.append(f"{too_deep}: what lies more than {DEEPEST} deep.")
+        for why, (name, count) in self._passed_over.items():
+            more = f" and {count - 1:,} more" if count > 1 else ""
+            self.left_out.append(f"{name}{more}: {why}.")
+
+    def _pass_over(self, why: str, name: str) -> None:
+        """What is not looked at, by the first of that sort."""
+        first, count = self._passed_over.get(why, (name[:80], 0))
+        self._passed_over[why] = first, count + 1
 
     def _parts(self, value: Any, name: str, kind: str) -> Iterator[tuple[object, str, str]]:
         """Tensors and containers in a container, with their names and kinds."""
@@ -114,8 +138,14 @@ class Walk:
                 kind = "optimizer"
                 self._groups(value, name)
         for key, part in pairs:
-            if isinstance(part, Tensor | Mapping | list | tuple):
-                yield part, f"{name}.{key}" if name else str(key), kind
+            word = str(key)
+            if isinstance(key, Tensor | tuple):
+                word = "a key"
+                yield key, f"{name}.{word}" if name else word, kind
+            if isinstance(part, _LOOKED_AT):
+                yield part, f"{name}.{word}" if name else word, kind
+        if isinstance(value, OrderedDict) and vars(value):  # attributes, as of a tensor
+            yield vars(value), name, kind
 
     def _groups(self, optimizer: Mapping[str, Any], name: str) -> None:
         prefix = f"{name}.state." if name else "state."
@@ -152,6 +182,7 @@ class Walk:
     def _tensor(self, tensor: Tensor, name: str, kind: str) -> None:
         tensor = tensor.detach()
         if tensor.is_meta:
+            self._pass_over("on the device meta, which keeps no numbers", name)
             return
         self._count(len(name) + _OF_A_TENSOR)
         if len(self.tensors) >= MOST_TENSORS:
@@ -163,11 +194,22 @@ class Walk:
         tensor = _spanned(tensor)
         place = self._place(tensor)
         if tensor.is_quantized:
-            tensor = tensor[:0].int_repr().new_empty(tensor.shape, device="meta")
+            self._scales(tensor, name, kind)
+            whole = _WHOLES.get(tensor.dtype, torch.uint8)
+            tensor = torch.empty(tensor.shape, dtype=whole, device="meta")
         self.tensors.append({
             "name": name, "kind": kind, "dtype": _NAMES.get(tensor.dtype, str(tensor.dtype)[6:]),
             "shape": list(tensor.shape), "size": tensor.numel() * tensor.itemsize, **place,
         })  # fmt: skip
+
+    def _scales(self, tensor: Tensor, name: str, kind: str) -> None:
+        """Of a quantized tensor, which stand beside its integers."""
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            scales = torch.tensor([tensor.q_scale()], dtype=torch.float64)
+        else:
+            scales = tensor.q_per_channel_scales()
+        self._scales_kept.append(scales)  # what is written aside is known by its address
+        self._tensor(scales, f"{name}.scale", kind)
 
     def _place(self, tensor: Tensor) -> dict[str, Any]:
         """The file, and the offset there, at which the tensor's numbers lie in its order."""
@@ -197,7 +239,8 @@ class Walk:
                 found = address - begin + offset
                 if self._records is not None and size > self._records.get(found, 0):
                     raise Damaged("a tensor claims more elements than its storage holds")
-                return found
+                # torch has turned the bytes round in memory, not in the file.
+                return None if self._is_swapped else found
         return None
 
     def _written(self, what: tuple[object, ...], numbers: Tensor) -> int:
@@ -272,6 +315,14 @@ def _records(path: Path) -> dict[int, int]:
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise Damaged("an entry is compressed")
     return found
+
+
+def _is_little_endian(path: Path) -> bool:
+    """Whether all that the archive says of the order of its bytes, if anything, is that."""
+    with zipfile.ZipFile(path) as archive:
+        # torch finds an entry whatever the case of its letters.
+        said = [e for e in archive.infolist() if e.filename.lower().endswith("/byteorder")]
+        return all(e.file_size == 6 and archive.read(e) == b"little" for e in said)
 
 
 def _refuse_tar(path: Path) -> None:

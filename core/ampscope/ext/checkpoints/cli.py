@@ -11,7 +11,7 @@ import click
 from ampscope.errors import BadInput
 from ampscope.ext.checkpoints.check import CheckResult, check_checkpoint
 from ampscope.ext.checkpoints.files import TorchFiles, checkpoints_in
-from ampscope.report.document import line, visible
+from ampscope.report.document import line
 
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_UNREADABLE = 0, 1, 2
 MOST_SHOWN = 20  # findings and notes of one checkpoint; --json has all
@@ -43,10 +43,10 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
             except BadInput as error:
                 problems.append(str(error))
     for problem in problems:
-        click.echo(f"ampscope: {visible(problem)}", err=True)
+        click.echo(f"ampscope: {line(problem, 1000)}", err=True)
     if as_json:
         made = {"checkpoints": [r.as_json() for r in results], "unreadable": problems}
-        click.echo(json.dumps(made, indent=1))
+        click.echo(json.dumps(made))
     else:
         for result in results:
             click.echo("\n".join(line(text, 1000) for text in _lines(result)))
@@ -57,8 +57,10 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
 
 def _lines(result: CheckResult) -> list[str]:
     """What a person reads."""
-    clean = "nothing found in what could be read" if result.unreadable else "clean"
-    state = _many(len(result.findings), "finding") if result.findings else clean
+    nothing = "clean"
+    if result.unreadable or result.left_out:
+        nothing = "nothing found in what was looked at"
+    state = _many(len(result.findings), "finding") if result.findings else nothing
     size = sum(t.size for t in result.tensors)
     found = [
         f"{result.path}: {state}; {_many(len(result.tensors), 'tensor')}, {size / 2**20:,.1f} MiB"

@@ -44,9 +44,12 @@ FLOATS: dict[str, tuple[NumberFormat, type[np.unsignedinteger[Any]]]] = {
 }
 
 # Complex numbers are two numbers of these formats.
-PARTS = {"C64": "F32", "C128": "F64"}
-# Formats with a NaN that are not read. F4 and F6 have none.
-UNKNOWN = frozenset({"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+PARTS = {"C32": "F16", "C64": "F32", "C128": "F64"}
+# Formats without NaN and infinity.
+FINITE = {
+    "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F4", "F6_E2M3", "F6_E3M2",
+}  # fmt: skip
+LOOKED_AT = frozenset({*FLOATS, *PARTS, *FINITE})
 
 
 def bits_of(dtype: str) -> NDArray[np.uint64]:

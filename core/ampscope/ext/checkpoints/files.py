@@ -48,6 +48,7 @@ _BITS = {
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64, "C128": 128, "F4": 4, "F6_E2M3": 6,
     "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
 }  # fmt: skip
+_INDEX = ".index.json"
 _MAGIC_OF_ZIP = b"PK\x03\x04"
 _POINTER_OF_LFS = b"version https://git-lfs.github.com/"
 _MAY_BE_WHOLE = "The file may be whole: save its weights alone, as safetensors."
@@ -135,7 +136,7 @@ def checkpoints_in(path: Path) -> list[Path]:
 
 
 def _is_named_so(name: str) -> bool:
-    return name.endswith((".index.json", ".safetensors", *_TORCH_SUFFIXES))
+    return name.endswith((_INDEX, ".safetensors", *_TORCH_SUFFIXES))
 
 
 def safetensors(path: Path) -> list[StoredTensor]:
@@ -227,7 +228,7 @@ class _Source:
         """A checkpoint, or an index of shards."""
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadInput(f"{path} is no file: name a checkpoint.")
-        if path.name.endswith(".index.json"):
+        if path.name.endswith(_INDEX):
             return self._index(path)
         with path.open("rb") as file:
             start, size = file.read(16), os.fstat(file.fileno()).st_size
@@ -264,6 +265,11 @@ class _Source:
         for shard in sorted(set(named.values())):
             if Path(shard).name != shard or shard in ("", ".", ".."):
                 raise BadInput(f"{path} names a shard outside its own folder: {shard[:80]!r}.")
+            if shard.endswith(_INDEX):
+                raise BadInput(
+                    f"{path} names the shard {shard[:80]}, which is an index itself: it names no "
+                    "tensor."
+                )
             part = path.with_name(shard)
             if not part.is_file():
                 raise BadInput(
@@ -284,7 +290,7 @@ class _Source:
         found = Checkpoint(folder)
         parts: list[Checkpoint] = []
         done: set[str] = set()
-        for index in (file for file in files if file.name.endswith(".index.json")):
+        for index in (file for file in files if file.name.endswith(_INDEX)):
             try:
                 parts.append(self._index(index))
                 done |= {tensor.file.name for tensor in parts[-1].tensors}

@@ -15,6 +15,7 @@ from ampscope.ext.trackers import steps
 from ampscope.ext.trackers.prometheus import serve
 from ampscope.ext.trackers.steps import PROJECT, Axis
 from ampscope.ext.trackers.trackio_folder import write_trackio
+from ampscope.store.codec import is_run_id
 from ampscope.store.reader import Reader
 
 _WRITERS = {
@@ -42,7 +43,10 @@ def export(run: str, program: str, out: Path, axis: Axis, store: Path) -> None:
     run; gradients are unscaled."""
     try:
         with Reader(store) as reader:
-            summary = _WRITERS[program](reader, reader.run(run), out, axis)
+            info = reader.run(run)
+            if not is_run_id(info.id):  # a folder is called so
+                raise BadInput(info.message)
+            summary = _WRITERS[program](reader, info, out, axis)
     except OSError as error:
         raise BadInput(f"Cannot write {out}: {error.strerror or error}.") from error
     click.echo(summary.sentence())

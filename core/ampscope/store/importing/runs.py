@@ -10,7 +10,6 @@ Nothing is written before :mod:`.tables` and :mod:`.values` have checked the who
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from ampscope.record_json import Refusal, quoted
 from ampscope.records import Curve, Frame, Histogram, Matmul, Result, RunInfo, RunSpec, State
 from ampscope.store import codec, db, frames, pyramid
 from ampscope.store import rows as store_rows
+from ampscope.store.codec import is_run_id
 from ampscope.store.export import SCHEMA
 from ampscope.store.frames import DTYPE_CODES
 from ampscope.store.importing import tables, values
@@ -156,12 +156,9 @@ def _plain(path: Path) -> str:
 # What rows of a file say of each other: what stands once, and what must be there.
 
 
-_ID = re.compile(r"[0-9a-f]{12}\Z")
-
-
 def check_references(run: Contents) -> None:
     """Raises Refusal for the first row that does not fit the others."""
-    if not _ID.match(run.info.id):
+    if not is_run_id(run.info.id):
         why = f"{quoted(run.info.id)} is not 12 hexadecimal digits"
         raise Refusal("value", why).inside("id").inside("run")
     _once("step", ((s.step,) for s in run.steps), "step")

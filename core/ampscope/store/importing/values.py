@@ -19,7 +19,7 @@ from ampscope.errors import BadInput
 from ampscope.record_json import NONFINITE, Check, Decoder, Refusal, quoted
 from ampscope.records import MEASUREMENT_KINDS
 from ampscope.store import db
-from ampscope.store.codec import LAST_TIME, MOST
+from ampscope.store.codec import LAST_TIME, MOST, MOST_RANKS
 
 
 def rows(value: object) -> list[object]:
@@ -223,6 +223,8 @@ _WHOLES = {
         "steps": (0, MOST_STEPS),
         "skip_to": (0, MOST_STEPS),
         "seeds": (0, 10**6),
+        "rank": (0, MOST_RANKS),
+        "world": (0, MOST_RANKS),
     },
     "ScalerSpec": {"growth_interval": (1, MOST_STEPS)},
     "Timing": {"repeats": (1, MOST_STEPS)},
@@ -234,7 +236,7 @@ _STEPS = {"step", "last_step", "error_step", "steps", "steps_done"}
 _COUNTS = {
     "total", "lost", "below_range", "subnormal", "zero_before", "nan", "pos_inf", "neg_inf", "inf",
     "zeros", "nonfinite", "grad_total", "grad_zero", "grad_nonfinite", "weight_nonfinite", "zero",
-    "count", "state_nonfinite", "samples", "calls", "backwards", "rank", "world",
+    "count", "state_nonfinite", "samples", "calls", "backwards",
 }  # fmt: skip
 _WORDS = {
     ("RunSpec", "kind"): ("probe", "script", "watch", *MEASUREMENT_KINDS),
