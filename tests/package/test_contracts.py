@@ -43,7 +43,9 @@ def test_a_room_that_is_not_named_never_loads_torch(graph: grimp.ImportGraph) ->
 
 def test_extensions_load_torch_where_it_is_named_alone(graph: grimp.ImportGraph) -> None:
     named = set(contract("torch")["allowed_importers"])
-    for module in graph.find_descendants("ampscope.ext") - named:
+    for module in graph.find_descendants("ampscope.ext"):
+        if any(f"{module}.".startswith(f"{name}.") for name in named):
+            continue
         assert not graph.find_shortest_chain(importer=module, imported="torch"), module
 
 

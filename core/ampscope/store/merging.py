@@ -65,9 +65,10 @@ def merge(sources: Sequence[Path], into: Path, *, trust: bool = False) -> Iterat
             with contextlib.closing(db.open_for_reading(source, may_convert=False)) as origin:
                 with db.translated(source):
                     ids = [row[0] for row in origin.execute("SELECT id FROM run ORDER BY created")]
+                known = frozenset(ids)
                 for run_id in ids:
                     with db.translated(into):
-                        was_there = _copy(origin, target, run_id, source, into, mark, {*ids})
+                        was_there = _copy(origin, target, run_id, source, into, mark, known)
                         yield Merged(run_id, source, was_there)
 
 
