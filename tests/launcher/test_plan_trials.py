@@ -66,6 +66,7 @@ class Runs:
         self.bf16_cures, self.needed = bf16_cures, needed
         self.made: list[str] = []
         self.in_place = False
+        self.compared: list[str] = []
         self.spec = RunSpec("train.py", time_limit_s=100.0)
         self.limits: list[float] = []
         self.ended = "returned"  # how runs after the first two end
@@ -78,6 +79,9 @@ class Runs:
 
     def leave_overlay(self) -> bool:
         return False
+
+    def files_note(self) -> str:
+        return ""
 
     def share_a_gpu(self) -> bool:
         return False
