@@ -2,7 +2,7 @@
 
 Parts of a bar differ by pattern as well as by shade, because all of a bar has its dtype's colour.
 
-Also here: throughput against the batch size, and one layer's histogram in several frameworks.
+Also here: throughput against the batch size.
 """
 
 from __future__ import annotations

@@ -445,7 +445,9 @@ def tests(part: Part) -> None:
 
 
 def host_tests(part: Part) -> None:
-    folders = [f"tests/{name}" for name in ("capture", "policy", "watcher", "runner")]
+    folders = [
+        f"tests/{name}" for name in ("capture", "ext/rehearsal", "policy", "watcher", "runner")
+    ]
     if part.dry:
         folders = ["tests/numerics/test_formats.py"]
     chosen = ("-m", "not gpu and not slow and not browser")

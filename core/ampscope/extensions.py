@@ -56,6 +56,7 @@ class Extension:
     """What one extension adds to the engine."""
 
     docs: str  # its page of documentation
+    needs: tuple[str, ...] = ()  # other extensions, without which it is not there either
     commands: Mapping[str, str] = field(default_factory=dict)  # of `ampscope`, to click commands
     pages: tuple[Page, ...] = ()
     # What `diagnose` writes its result as, by the option's name: functions of a DiagnosisResult to
@@ -79,10 +80,11 @@ def all_extensions() -> dict[str, Extension]:
         package = importlib.import_module(PACKAGE)
     except ModuleNotFoundError:
         return {}
-    return {
-        found.name: importlib.import_module(f"{PACKAGE}.{found.name}").EXTENSION
-        for found in pkgutil.iter_modules(package.__path__)
+    found = {
+        one.name: importlib.import_module(f"{PACKAGE}.{one.name}").EXTENSION
+        for one in pkgutil.iter_modules(package.__path__)
     }
+    return {name: one for name, one in found.items() if found.keys() >= set(one.needs)}
 
 
 def commands() -> dict[str, str]:

@@ -183,8 +183,12 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
         )
     if lacks_cuda(outcome):
         return State.FAILED, (
-            f"The script asks for a CUDA device{at}, and this machine has none: --policy cuda "
-            "rehearses one on the CPU."
+            f"The script asks for a CUDA device{at}, and this machine has none: "
+            + (
+                "--policy cuda rehearses one on the CPU."
+                if extensions.simulated_device()
+                else "run it on a GPU."
+            )
         )
     if kind == "EOFError" and "EOF when reading a line" in outcome.error_text:
         return State.FAILED, (

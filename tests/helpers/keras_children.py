@@ -16,7 +16,7 @@ from ampscope.store.writer import RunWriter
 
 VARIABLE = "AMPSCOPE_KERAS_PYTHON"
 PYTHON = os.environ.get(VARIABLE, "")
-HERE = Path(__file__).parents[1] / "frameworks"
+HERE = Path(__file__).parents[1] / "ext" / "frameworks"
 QUIET = Cadence(histogram=0, trace=0, shadow=0)
 
 

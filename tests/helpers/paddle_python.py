@@ -17,7 +17,7 @@ from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
 VARIABLE = "AMPSCOPE_PADDLE_PYTHON"
-SCRIPTS = Path(__file__).parents[1] / "frameworks" / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "ext" / "frameworks" / "scripts"
 LIMIT_S = 280
 needs_paddle = pytest.mark.skipif(
     not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no Python that has Paddle"
@@ -38,7 +38,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def checked(name: str, folder: Path) -> Any:
     """What tests/ext/frameworks/paddle_checks.py answers."""
-    script = Path(__file__).parents[1] / "frameworks" / "paddle_checks.py"
+    script = Path(__file__).parents[1] / "ext" / "frameworks" / "paddle_checks.py"
     done = call(str(script), name, str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ import pytest
 from ampscope.lessons.catalog import MISTAKES
 from app.learn.lesson_page import examples
 
-RUNNER = Path(__file__).parents[1] / "frameworks" / "run_snippets.py"
+RUNNER = Path(__file__).parents[1] / "helpers" / "run_snippets.py"
 PYTHONS = {
     "PyTorch": ("torch", sys.executable),
     "Paddle": ("paddle", os.environ.get("AMPSCOPE_PADDLE_PYTHON", "")),

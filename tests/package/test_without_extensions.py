@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ampscope import extensions
+
 ROOT = Path(__file__).resolve().parents[2]
 DELETED = ("core/ampscope/ext", "app/ext", "tests/ext")
 COPIED = ("app", "core", "pages", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
@@ -49,6 +51,25 @@ def test_the_commands_of_the_engine_are_left(engine: Path) -> None:
     left = set(done.stdout.split())
     assert {"diagnose", "probe", "runs", "dashboard"} <= left, done.stderr
     assert not {"preflight", "diff", "mcp", "frameworks", "check"} & left
+
+
+@pytest.mark.parametrize("deleted", sorted(extensions.all_extensions()))
+def test_each_extension_may_be_left_out(deleted: str) -> None:
+    """The command line's help imports every command of those that are left."""
+    code = (
+        "import sys\n"
+        f"sys.modules['ampscope.ext.{deleted}'] = None\n"
+        "from ampscope import extensions\n"
+        "import pkgutil\n"
+        "listed = pkgutil.iter_modules\n"
+        f"pkgutil.iter_modules = lambda path: [m for m in listed(path) if m.name != {deleted!r}]\n"
+        "from ampscope.cli.main import main\n"
+        f"assert {deleted!r} not in extensions.all_extensions()\n"
+        "main(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "diagnose" in done.stdout
 
 
 @pytest.mark.slow

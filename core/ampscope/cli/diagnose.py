@@ -137,7 +137,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--framework",
-            type=click.Choice(("auto", "torch", "keras", "paddle")),
+            type=click.Choice(("auto", TORCH, *extensions.frameworks())),
             default="auto",
             show_default=True,
             help="What the script trains with; auto reads its imports.",
@@ -148,6 +148,18 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     ):
         command = option(command)
     return command
+
+
+def _job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``--on``, where an extension has engines."""
+    if not extensions.job_engines():
+        return command
+    return click.option(
+        "--on",
+        type=click.Choice(tuple(extensions.job_engines())),
+        help="Run the baseline, the controls and the fixes side by side as jobs: of Slurm or of "
+        "this machine through submitit, or of a Ray cluster.",
+    )(command)
 
 
 def _document_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -175,12 +187,7 @@ def _document_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE.py:build",
     help="With --capsule: import this file of yours, whose function returns the model.",
 )
-@click.option(
-    "--on",
-    type=click.Choice(tuple(extensions.job_engines())),
-    help="Run the baseline, the controls and the fixes side by side as jobs: of Slurm or of this "
-    "machine through submitit, or of a Ray cluster.",
-)
+@_job_options
 @click.option(
     "--json",
     "json_out",
@@ -212,8 +219,8 @@ def diagnose(
     time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
     quiet: bool, store: Path,
     json_out: Path | None, no_verify: bool, again: bool, strict: bool,
-    capsule: Path | None, trust: str, on: str | None, time_s: float,
-    in_place: bool, **documents: Path | None,
+    capsule: Path | None, trust: str, time_s: float,
+    in_place: bool, on: str | None = None, **documents: Path | None,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 

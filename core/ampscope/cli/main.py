@@ -2,9 +2,6 @@
 
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
 ampscope diagnose --capsule FILE             the same from a failing step that a training has kept
-ampscope diff train.py --against v1.0        from where on one run computes something else
-ampscope preflight train.py                  what can be known before it runs
-ampscope check CKPT                          whether a checkpoint is poisoned
 ampscope explain AMP012                      a root cause: what shows it, and the remedy
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
@@ -12,16 +9,14 @@ ampscope replay CAPSULE --model mine.py      a failing step of a watched trainin
 ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope report RUN --html OUT               a run or diagnosis as one file to hand on
 ampscope import FILE                         runs exported elsewhere, checked
-ampscope export RUN --to mlflow|wandb|…       a run for other programs, gradients unscaled
-ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right
 ampscope compare gpt --seeds 3               precisions side by side: time, memory, loss
-ampscope batch-size gpt --memory-limit 512   the largest batch, predicted and proved
+ampscope batch-size gpt --memory-limit 512   the largest batch, predicted, then run
 ampscope hardware                            what this machine can do
 ampscope tensor-cores gpt --precision bf16   which matmuls use Tensor Cores
-ampscope frameworks install|check|compare    Keras and Paddle beside PyTorch
-ampscope mcp --scripts DIR                   the same for a coding agent
 ampscope dashboard                           look at it in a browser
+
+Each extension names its own (:mod:`ampscope.extensions`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ampscope import extensions
 from ampscope.cli import options
 from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
@@ -17,6 +18,7 @@ from ampscope.control import Control, list_changes
 from ampscope.errors import BadInput
 from ampscope.launcher.launch import checked
 from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.pythons import TORCH
 from ampscope.record_json import dumps
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.store.reader import Reader
@@ -61,7 +63,7 @@ _CADENCE = ("histogram_every", "trace_every", "shadow_every")
 )
 @click.option(
     "--framework",
-    type=click.Choice(("torch", "keras", "paddle")),
+    type=click.Choice((TORCH, *extensions.frameworks())),
     default="torch",
     show_default=True,
     help="Keras and Paddle train the shared networks; see ampscope frameworks.",

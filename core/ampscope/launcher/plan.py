@@ -503,7 +503,7 @@ def run_diagnosis(
         held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
         try:
             plan = _begun(stack, spec, store, say, held or show, on, in_place)
-            if plan.done["as_is"].lacks_device and extensions.simulated_device():
+            if plan.done["as_is"].lacks_device:
                 say(
                     f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
                     "CUDA, and this machine has none"

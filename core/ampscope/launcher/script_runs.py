@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import click
 
+from ampscope import extensions
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
 from ampscope.errors import AmpscopeError, BadInput, StoreError
@@ -67,11 +68,12 @@ class ScriptRun:
 
     @property
     def lacks_device(self) -> bool:
-        """Whether the policy is open and the script wants a CUDA device that is not there."""
+        """Whether the script wants a CUDA device that is not there, and is to be given one."""
         info = self.info
         view = RunView(info.spec.control, info.id, self.observations)
         said = f"{self.output}\n{info.traceback}"
-        return info.spec.policy == AUTO and wants_cuda(view, said)
+        is_open = info.spec.policy == AUTO and bool(extensions.simulated_device())
+        return is_open and wants_cuda(view, said)
 
 
 # What makes an experiment tracker write files instead of talking to its server.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ampscope import extensions
 from ampscope.analysis.precision_use import PrecisionUse, Reason
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
@@ -491,7 +492,8 @@ def why_none(use: PrecisionUse) -> str:
 
 def rehearsal_helps(use: PrecisionUse) -> bool:
     """Whether ``--policy cuda`` would bring in the half precision that CUDA's absence kept out."""
-    return use.no_half and any(r.kind == "cuda_missing" for r in use.reasons)
+    missed = use.no_half and any(r.kind == "cuda_missing" for r in use.reasons)
+    return missed and bool(extensions.simulated_device())
 
 
 def _shares(use: PrecisionUse) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from ampscope import extensions
 from ampscope.runner.run_server import (
     adopt_orphans,
     answer,
@@ -38,6 +39,8 @@ def main(store: Path, script: str) -> None:
     adopt_orphans()
     torch.manual_seed(0)
     preload(torch.device("cpu"))
+    if simulated := extensions.simulated_device():
+        extensions.load(simulated)  # before a script's surroundings replace anything of torch's
     read_once(script)
     die_with_parent(wanted=False)
     answer("ready", 0)

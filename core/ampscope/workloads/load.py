@@ -6,8 +6,8 @@
 
 The part after the colon is the name of the factory and may be left out when it is `build`.
 
-Also here: running a user's factory, the networks that all frameworks share, and the built-in
-workloads, also with their loss made smaller or larger.
+Also here: running a user's factory, and the built-in workloads, also with their loss made smaller
+or larger.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from ampscope.workloads.protocol import iterate
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is stood in for")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FP16, FP32 = torch.float16, torch.float32
 PATTERNS = {"fp32": [FP32], "fp16": [FP16], "fp16 beside fp32": [FP16, FP32]}
 # What fake tensors cannot do without a CUDA build, or without values.

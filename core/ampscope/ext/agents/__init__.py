@@ -2,4 +2,8 @@
 
 from ampscope.extensions import Extension
 
-EXTENSION = Extension(docs="docs/agents.md", commands={"mcp": "ampscope.ext.agents.cli:mcp"})
+EXTENSION = Extension(
+    docs="docs/agents.md",
+    needs=("preflight", "diff"),
+    commands={"mcp": "ampscope.ext.agents.cli:mcp"},
+)

@@ -2,4 +2,8 @@
 
 from ampscope.extensions import Extension
 
-EXTENSION = Extension(docs="docs/diff.md", commands={"budget": "ampscope.ext.budget.cli:budget"})
+EXTENSION = Extension(
+    docs="docs/preflight.md",
+    needs=("preflight",),
+    commands={"budget": "ampscope.ext.budget.cli:budget"},
+)

@@ -5,7 +5,7 @@ finds a device: ``torch.cuda.is_available()`` is true, ``.cuda()``, ``.to("cuda"
 ``device="cuda"`` work, and ``tensor.device`` answers ``cuda:0`` for what was put there and for what
 was computed from it. The numbers are computed on the CPU. Autocast and GradScaler are redirected
 elsewhere (:mod:`ampscope.runner.script_device`), CUDA's lists and the arithmetic of its Tensor
-Cores by :mod:`.rehearsal` and :mod:`.tensor_core`.
+Cores by ``ampscope.policy``.
 
 How it works: a TorchFunctionMode sees each public torch function and each attribute of a tensor
 that Python asks for, in the threads that the script starts, too. There is one device, or one for
