@@ -25,7 +25,7 @@ from ampscope import files
 from ampscope.analysis.run_view import RunView
 from ampscope.files import remove_leftovers_in, throw_away
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ENDS_WITHIN_S, ScriptRuns, jobs_folder
 from ampscope.observations import Outcome
 from ampscope.report.verdict_words import next_step, options
 from ampscope.runner import private_copy
@@ -1233,3 +1233,14 @@ def test_the_only_backup_is_never_deleted(tmp_path: Path, monkeypatch: pytest.Mo
     remove_leftovers_in(tmp_path)
     assert Path(backup).read_text() == "the user's"
     throw_away(view.parent)
+
+
+def test_own_children_are_given_the_time_to_put_files_back() -> None:
+    from ampscope.ext.agents.jobs import ENDING_S
+    from ampscope.ext.jobs.submitted_runs import STOP_S
+
+    assert min(ENDING_S, STOP_S) > ENDS_WITHIN_S  # the fork server's, before files are put back
+
+
+def test_what_jobs_of_a_store_share_is_the_store_s_own() -> None:
+    assert str(jobs_folder(Path("/a/runs.db"))) in private_copy.store_names("/a/runs.db")

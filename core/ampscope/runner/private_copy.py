@@ -327,7 +327,7 @@ def claimed(folder: Path) -> list[str]:
 
 def store_names(store: str) -> frozenset[str]:
     """What lies beside a store and is ampscope's own."""
-    ends = ("", "-wal", "-shm", "-journal", ".changed", ".capsules")
+    ends = ("", "-wal", "-shm", "-journal", ".changed", ".capsules", ".jobs")
     return frozenset(f"{store}{end}" for end in ends if store)
 
 
