@@ -1236,6 +1236,8 @@ def test_the_only_backup_is_never_deleted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_own_children_are_given_the_time_to_put_files_back() -> None:
+    pytest.importorskip("mcp")
+    pytest.importorskip("psutil")
     from ampscope.ext.agents.jobs import ENDING_S
     from ampscope.ext.jobs.submitted_runs import STOP_S
 
@@ -1244,3 +1246,37 @@ def test_own_children_are_given_the_time_to_put_files_back() -> None:
 
 def test_what_jobs_of_a_store_share_is_the_store_s_own() -> None:
     assert str(jobs_folder(Path("/a/runs.db"))) in private_copy.store_names("/a/runs.db")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no signal at a parent's end")
+def test_a_run_ends_with_a_fork_server_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"import os, time\nopen('{tmp_path}/part', 'w').write(str(os.getpid()))\n"
+        f"os.rename('{tmp_path}/part', '{tmp_path}/pid')\ntime.sleep(30)\n"
+    )
+    with ScriptRuns(spec(path), tmp_path / "runs.db") as runs:
+        started = runs.start("as_is")
+        until = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert runs._process is not None
+        runs._process.kill()
+        runs.wait(started)
+        pid = int((tmp_path / "pid").read_text())
+        until = time.monotonic() + 5
+        while is_running(pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        left = is_running(pid)
+        if left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left
+
+
+def is_running(pid: int) -> bool:
+    """Also where nobody has waited for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
