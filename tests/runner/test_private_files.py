@@ -1222,7 +1222,7 @@ def test_the_only_backup_is_never_deleted(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(private_copy, "_replace", full)
         patch.setattr(private_copy, "copy_file", full)
-        patch.setattr(private_copy.os, "rename", full)
+        patch.setattr(os, "rename", full)
         runs._end_view("run")
     (here / "a").write_text("later")
     runs._end()
