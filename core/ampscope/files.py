@@ -75,9 +75,12 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def cleanup(self) -> None:
-        """Remove it."""
-        make_deletable(Path(self.name))
-        super().cleanup()
+        """Remove it, but for the only backups of a user's files."""
+        if _holds_backups(Path(self.name)):
+            self._finalizer.detach()  # type: ignore[attr-defined]
+        else:
+            make_deletable(Path(self.name))
+            super().cleanup()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -96,7 +99,18 @@ def remove_leftovers_in(place: Path) -> None:
         for entry in entries:
             found = _NAME.fullmatch(entry.name)
             if found is not None and _is_own(entry) and _is_left(Path(entry.path), found):
-                throw_away(Path(entry.path))
+                if _holds_backups(Path(entry.path)):
+                    for claim in Path(entry.path).glob("*/roots.json"):
+                        claim.unlink(missing_ok=True)  # nobody is at work there any more
+                else:
+                    throw_away(Path(entry.path))
+
+
+def _holds_backups(folder: Path) -> bool:
+    """Whether a run's files were compared and are not all put back (:mod:`ampscope.runner
+    .private_copy`): the process was killed meanwhile, or what was there before has no other
+    place."""
+    return any((found.parent / "kept").is_dir() for found in folder.glob("*.view/before.json"))
 
 
 def throw_away(folder: Path) -> None:

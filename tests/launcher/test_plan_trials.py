@@ -3,7 +3,9 @@ bf16, the next finding."""
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -93,7 +95,7 @@ class Runs:
     def wait(self, control: str, show: object = None, say: object = None) -> ScriptRun:
         return self.run(control)
 
-    def run(self, control: str, parent: str = "") -> ScriptRun:
+    def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
         self.made.append(control)
         name, _, value = control.partition(":")
         cures = name == "bf16" and self.bf16_cures
@@ -186,7 +188,7 @@ def test_later_runs_hear_where_half_precision_begins(first: int, shares: bool) -
         def share_a_gpu(self) -> bool:
             return shares
 
-        def run(self, control: str, parent: str = "") -> ScriptRun:
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
             heard.append((control, dict(self.spec.settings).get(HALF_FROM)))
             ran = super().run(control, parent)
             seen = (
@@ -363,7 +365,7 @@ def test_a_device_that_takes_one_process_at_a_time_is_enough(
 
 def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
     class Small(OneAtATime):
-        def run(self, control: str, parent: str = "") -> ScriptRun:
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
             self.made.append(control)
             info = Info()
             info.state, info.message = ending(OUT_OF_MEMORY, self.spec)
@@ -378,7 +380,7 @@ def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
 class Ranks(OneAtATime):
     """The baseline is judged by rank 3, and a control that is not told so takes rank 0."""
 
-    def run(self, control: str, parent: str = "") -> ScriptRun:
+    def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
         run = super().run(control, parent)
         rank = int(dict(self.spec.settings).get(JUDGED_RANK, 3 if control == "as_is" else 0))
         seen = [
@@ -529,6 +531,34 @@ def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
     assert (order.index("wait as_is") < order.index("start fp32")) is named
 
 
+def test_both_of_two_runs_that_an_overlay_disturbed_are_made_again() -> None:
+    """Also where the first of them is compared then; what is said comes from each of them."""
+
+    class Moved(Runs):
+        def leave_overlay(self) -> bool:
+            return True
+
+        def run(self, control: str, parent: str = "", say: Any = None) -> ScriptRun:
+            made = super().run(control, parent)
+            if say is None:  # one of the two at a time
+                words = os.strerror(errno.EXDEV)
+                ended = Outcome(ended="exception", exit_code=1, error_text=words)
+                return replace(made, observations=(ended,))
+            self.compared = ["/project"]
+            say(f"change nothing now: {control}")
+            return made
+
+    said: list[str] = []
+    runs = Moved(_bad("a"), False, ())
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), said.append)
+    plan.first_two(None)
+    assert runs.made == ["as_is", "fp32", "as_is", "fp32"]
+    assert [words for words in said if words.startswith("change nothing")] == [
+        "change nothing now: as_is",
+        "change nothing now: fp32",
+    ]
+
+
 def test_a_small_set_is_still_preferred() -> None:
     plan, _ = _tried(_bad("a"), bf16=True, needed=("b", "d"))
     assert _advised(plan)[0] == "fp32_modules:b,d"
@@ -558,7 +588,7 @@ def test_a_fix_that_does_not_fit_into_memory_is_not_one_that_was_tried_in_vain()
     cause, so no other finding takes the first one's place for it."""
 
     class Full(Runs):
-        def run(self, control: str, parent: str = "") -> ScriptRun:
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
             made = super().run(control, parent)
             return replace(made, observations=(OUT_OF_MEMORY,)) if control == "scale:8" else made
 
@@ -597,7 +627,7 @@ def test_lines_that_overflow_each_by_itself_are_tried_together() -> None:
     bad = [replace(ACTIVATION, id=n, module="", line=line) for n, line in enumerate(lines)]
 
     class Lines(Runs):
-        def run(self, control: str, parent: str = "") -> ScriptRun:
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
             wide = Control(control).values("fp32_lines")
             if not wide:
                 return super().run(control, parent)
@@ -727,7 +757,7 @@ def test_the_findings_own_line_is_tried_before_a_search_over_modules() -> None:
     """The module alone does not cure, its line does: no set of modules is run."""
 
     class LineCures(Runs):
-        def run(self, control: str, parent: str = "") -> ScriptRun:
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
             if not control.startswith("fp32_lines:"):
                 return super().run(control, parent)
             self.made.append(control)
@@ -770,7 +800,7 @@ def test_a_fix_whose_run_a_user_stopped_was_not_tried(
     control: str, needed: tuple[str, ...]
 ) -> None:
     class Stopped(Runs):
-        def run(self, made: str, parent: str = "") -> ScriptRun:
+        def run(self, made: str, parent: str = "", say: object = None) -> ScriptRun:
             run = super().run(made, parent)
             info = Info()
             info.state = State.CANCELLED if made == control else State.FINISHED
@@ -822,7 +852,7 @@ class Diverging(Served):
         super().__init__([], False, ())
         self.first, self.trains = first, lr_that_trains
 
-    def run(self, control: str, parent: str = "") -> ScriptRun:
+    def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
         self.made.append(control)
         if self.trains and self.trains in control:
             losses = [*FALLING]

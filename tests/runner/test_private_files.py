@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
+from ampscope import files
 from ampscope.analysis.run_view import RunView
-from ampscope.files import throw_away
+from ampscope.files import remove_leftovers_in, throw_away
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ENDS_WITHIN_S, ScriptRuns, jobs_folder
 from ampscope.observations import Outcome
 from ampscope.report.verdict_words import next_step, options
 from ampscope.runner import private_copy
@@ -1138,3 +1139,144 @@ def test_a_second_run_that_met_no_other_is_not_made_again(
     report = diagnosed(path, tmp_path.parent / f"{tmp_path.name}.db", verify=False)
     assert report.diagnosis.verdict == "no_fault", report.undecided
     assert len(started) == 2
+
+
+def test_a_repository_that_is_not_kept_whole_is_left_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / ".git/objects").mkdir(parents=True)
+    for name in ("HEAD", "objects/old", "objects/packed"):
+        (here / ".git" / name).write_text(name)
+    (here / "a").write_text("a")
+    monkeypatch.setattr(private_copy, "COPIED_ENTRIES", 1)
+    monkeypatch.setattr(private_copy, "_cloned", lambda *paths: False)
+    compared_view(here, tmp_path / "view", monkeypatch)
+    assert Path(f"{tmp_path}/view/files{here}/.git").is_symlink()
+    (here / ".git/HEAD").write_text("new")
+    (here / ".git/objects/new").write_text("new")
+    (here / ".git/objects/packed").unlink()
+    after = contents(here / ".git")
+    (here / "more").write_text("new")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here / ".git") == after
+    assert not (here / "more").exists()
+    names = ("HEAD", "objects/new", "objects/packed")
+    assert done.left == {f"{here}/.git/{name}": "" for name in names}
+    assert not [path for path in done.restored if "/.git" in path]
+
+
+def test_what_could_not_be_read_before_is_not_new_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "a/in").mkdir(parents=True)
+    for name in ("a/in/file", "b", "c"):
+        (here / name).write_text(name)
+    before = contents(here)
+    facts = private_copy._facts
+
+    def broken(path: str) -> private_copy._Facts:
+        if path in (f"{here}/a/in", f"{here}/b"):
+            raise OSError(errno.EIO, "input/output error")
+        return facts(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private_copy, "_facts", broken)
+        compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "c").write_text("by the script")
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert contents(here) == before
+    assert done.restored == [f"{here}/c"]
+
+
+def test_what_is_no_installation_any_more_is_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "env/lib").mkdir(parents=True)
+    (here / "env/pyvenv.cfg").touch()
+    (here / "env/lib/a").touch()
+    compared_view(here, tmp_path / "view", monkeypatch)
+    (here / "env/pyvenv.cfg").unlink()
+    done = put_back(tmp_path / "view", tmp_path / "aside")
+    assert (here / "env/lib/a").exists()
+    assert done.left == {f"{here}/env/pyvenv.cfg": ""}
+
+
+def test_the_only_backup_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "a").write_text("the user's")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runs = ScriptRuns(spec(here / "a"), tmp_path / "runs.db", private=True)
+    assert Path(runs.folder.name).parent == tmp_path
+    view = runs._file("run", "view")
+    runs._started.append("run")
+    compared_view(here, view, monkeypatch)
+    (here / "a").write_text("by the script")
+
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private_copy, "_replace", full)
+        patch.setattr(private_copy, "copy_file", full)
+        patch.setattr(os, "rename", full)
+        runs._end_view("run")
+    (here / "a").write_text("later")
+    runs._end()
+    (backup,) = runs._put_back[0].left.values()
+    assert Path(backup).read_text() == "the user's"
+    assert (here / "a").read_text() == "later"
+    monkeypatch.setattr(files, "_is_left", lambda *_: True)
+    remove_leftovers_in(tmp_path)
+    assert Path(backup).read_text() == "the user's"
+    throw_away(view.parent)
+
+
+def test_own_children_are_given_the_time_to_put_files_back() -> None:
+    pytest.importorskip("mcp")
+    pytest.importorskip("psutil")
+    from ampscope.ext.agents.jobs import ENDING_S
+    from ampscope.ext.jobs.submitted_runs import STOP_S
+
+    assert min(ENDING_S, STOP_S) > ENDS_WITHIN_S  # the fork server's, before files are put back
+
+
+def test_what_jobs_of_a_store_share_is_the_store_s_own() -> None:
+    assert str(jobs_folder(Path("/a/runs.db"))) in private_copy.store_names("/a/runs.db")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no signal at a parent's end")
+def test_a_run_ends_with_a_fork_server_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"import os, time\nopen('{tmp_path}/part', 'w').write(str(os.getpid()))\n"
+        f"os.rename('{tmp_path}/part', '{tmp_path}/pid')\ntime.sleep(30)\n"
+    )
+    with ScriptRuns(spec(path), tmp_path / "runs.db") as runs:
+        started = runs.start("as_is")
+        until = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert runs._process is not None
+        runs._process.kill()
+        runs.wait(started)
+        pid = int((tmp_path / "pid").read_text())
+        until = time.monotonic() + 5
+        while is_running(pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        left = is_running(pid)
+        if left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left
+
+
+def is_running(pid: int) -> bool:
+    """Also where nobody has waited for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

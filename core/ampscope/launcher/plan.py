@@ -115,7 +115,7 @@ class DiagnosisPlan:
             self.say("baseline")
             self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
             if self._is_kept_apart("as_is"):
-                self._keep("as_is", self.runs.run("as_is"))
+                self._keep("as_is", self.runs.run("as_is", say=self.say))
             if not self.done["as_is"].lacks_device:
                 self._judge_one_rank()
                 self._hand_on_half()
@@ -129,9 +129,9 @@ class DiagnosisPlan:
             return
         self._keep("fp32", self.runs.wait(second, say=self.say))
         if self._is_disturbed("as_is", first):
-            self._keep("as_is", self.runs.run("as_is"))
+            self._keep("as_is", self.runs.run("as_is", say=self.say))
         if self._is_disturbed("fp32", second):
-            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
+            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id, self.say))
         self._judge_one_rank()
         self._hand_on_half()
 
@@ -148,12 +148,14 @@ class DiagnosisPlan:
         if _lacked(self.done[control], self.views[control]):
             self.say(f"{control} again, alone: there was not enough for two runs at a time")
             return True
+        if self._is_kept_apart(control):
+            return True
         if self.runs.compared:  # and put back before the next run begins
             waits = self.done[control].info.message == WAITS
             if waits:
                 self.say(f"{control}, once more: runs are made one at a time here")
             return waits
-        return self._is_kept_apart(control) or self._shared(run_id)
+        return self._shared(run_id)
 
     def _is_kept_apart(self, control: str) -> bool:
         """Whether a run's overlay may have kept it from moving a file; others have none then."""
@@ -173,7 +175,7 @@ class DiagnosisPlan:
         other = self.views["fp32"].outcome if "fp32" in self.views else judged
         if other.ranks > 1 and other.rank != judged.rank:
             self.say(f"fp32 again: rank {judged.rank} is the one to judge")
-            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
+            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id, self.say))
 
     def _shared(self, run_id: str) -> bool:
         """Whether another run changed what both share while this one ran: what it read there may be
@@ -203,7 +205,7 @@ class DiagnosisPlan:
             return None
         self._say_run(control)
         parent = self.done["as_is"].info.id
-        run = self.runs.wait(self.runs.start(control, parent, limit_s=left))
+        run = self.runs.wait(self.runs.start(control, parent, limit_s=left), say=self.say)
         if RunView(control, run.info.id, run.observations).outcome.ended in ("time", "killed"):
             self.done[control] = run  # the report lists it
             return None

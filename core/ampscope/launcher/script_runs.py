@@ -207,7 +207,7 @@ class ScriptRuns:
             forget(run_id)
             with contextlib.suppress(StoreError, BadInput):  # it may not have come to be
                 close_if_open(self.store, run_id, State.CANCELLED, "Cancelled.")
-        for run_id in self._started:
+        for run_id in tuple(self._started):
             self._end_view(run_id)
         self.folder.cleanup()
 
@@ -262,9 +262,11 @@ class ScriptRuns:
         pairs = (("out", out), ("err", err))
         return self._wait(run_id, [Followed(self._file(run_id, n), to(s)) for n, s in pairs])
 
-    def run(self, control: str, parent: str = "") -> ScriptRun:
-        """Start and wait."""
-        return self.wait(self.start(control, parent))
+    def run(
+        self, control: str, parent: str = "", say: Callable[[str], None] | None = None
+    ) -> ScriptRun:
+        """Start and wait; ``say`` as of :meth:`wait`."""
+        return self.wait(self.start(control, parent), say=say)
 
     def first_to_share(self) -> str:
         """Id of the run that was the first to change what runs share; "" when none did."""
@@ -340,8 +342,11 @@ class ScriptRuns:
         view = self._file(run_id, "view")
         aside = self.store.absolute().with_name(f"{self.store.name}.changed") / run_id
         with _signals_held():
-            self._put_back.append(put_back(view, aside))
-            throw_away(view)
+            self._put_back.append(done := put_back(view, aside))
+            if run_id in self._started:
+                self._started.remove(run_id)  # what differs from now on is the user's own work
+            if not done.keeps_view:
+                throw_away(view)
 
     def _file(self, run_id: str, name: str) -> Path:
         return Path(self.folder.name) / f"{run_id}.{name}"

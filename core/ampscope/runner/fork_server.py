@@ -48,6 +48,7 @@ def main(store: Path, script: str) -> None:
 
 
 def _fork(store: Path, run_id: str, out: Path, err: Path, view: str) -> int:
+    server = os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -59,7 +60,7 @@ def _fork(store: Path, run_id: str, out: Path, err: Path, view: str) -> int:
         from ampscope.store.reader import Reader
 
         adopt_fork()
-        settle(out, err)
+        settle(out, err, server)
         with Reader(store) as reader:
             spec = taken(run_id, reader.run(run_id).spec)
         status = run_child(store, run_id, spec, Path(view) if view else None)

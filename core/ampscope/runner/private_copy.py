@@ -180,7 +180,9 @@ class Copy:
             with contextlib.suppress(PermissionError):  # the script may stand below all the same
                 self._folder(source, target, linked=linked, depth=depth)
             return
-        is_linked = is_installed(source) and not (self._with_git and _is_repository(source))
+        is_git = self._with_git and _is_repository(source)
+        is_put_back = is_git and not _is_large(source, COPIED_ENTRIES)
+        is_linked = is_installed(source) and not is_put_back
         if is_linked or not os.access(source, os.R_OK | os.X_OK):
             os.symlink(source, target)
             return
@@ -266,9 +268,11 @@ def copied(
     # are at work there, whose files nobody may put back.
     roots = copy.roots if only else (*roots, *named)
     apart: list[str] | None = None if only else []
-    before = dict(_walked(roots, str(store.absolute()), apart))
+    unread: list[str] = []
+    before = dict(_walked(roots, str(store.absolute()), apart, unread))
     told = {"only": only, "roots": list(roots), "store": str(store.absolute()), "files": before}
     told |= {"temporary": temporary, "apart": apart, "installed": _installed(apart or [])}
+    told["unread"] = unread
     (folder / _BEFORE).write_text(json.dumps(told))
     # Its first version lets no file be renamed from one folder to another.
     if only or landlock_version() == 2:
@@ -323,7 +327,7 @@ def claimed(folder: Path) -> list[str]:
 
 def store_names(store: str) -> frozenset[str]:
     """What lies beside a store and is ampscope's own."""
-    ends = ("", "-wal", "-shm", "-journal", ".changed", ".capsules")
+    ends = ("", "-wal", "-shm", "-journal", ".changed", ".capsules", ".jobs")
     return frozenset(f"{store}{end}" for end in ends if store)
 
 
@@ -405,12 +409,13 @@ class _Facts(NamedTuple):
 
 
 def _walked(
-    roots: Sequence[str], store: str, apart: list[str] | None
+    roots: Sequence[str], store: str, apart: list[str] | None, unread: list[str] | None = None
 ) -> Iterator[tuple[str, _Facts]]:
     """Everything below the roots, and they themselves, but for installations and ``store``; of the
     user's home its own files alone, and no hidden ones: other programs are at work there. At most
-    COMPARED_ENTRIES. ``apart`` gets the installations; without it, repositories are left out."""
-    inside = _all_below(roots, store_names(store), apart)
+    COMPARED_ENTRIES. ``apart`` gets the installations; without it, repositories are left out.
+    ``unread`` gets what the system does not show."""
+    inside = _all_below(roots, store_names(store), apart, unread=unread)
     return itertools.islice(inside, COMPARED_ENTRIES)
 
 
@@ -426,31 +431,40 @@ def _all_below(
     apart: list[str] | None,
     *,
     is_installation: bool = False,
+    unread: list[str] | None = None,
 ) -> Iterator[tuple[str, _Facts]]:
     left = list(roots)
     home = os.path.expanduser("~")
+    unread = [] if unread is None else unread
     for folder in left:
-        with contextlib.suppress(OSError):
+        try:
             yield folder, _facts(folder)
             with os.scandir(folder) as found:
                 entries = list(found)
-            for entry in entries:
-                if entry.path in own:
-                    continue
-                with contextlib.suppress(FileNotFoundError):  # another program has just removed it
-                    if entry.is_dir(follow_symlinks=False):
-                        if is_installation:
-                            left += [entry.path] * (entry.name != "__pycache__")
-                        elif folder == home:
-                            continue
-                        elif not is_installed(entry.path) or (
-                            apart is not None and _is_repository(entry.path)
-                        ):
-                            left.append(entry.path)
-                        elif apart is not None:
-                            apart.append(entry.path)
-                    elif not (folder == home and entry.name[0] == "."):
-                        yield entry.path, _facts(entry.path)
+        except OSError:
+            unread.append(folder)
+            continue
+        for entry in entries:
+            if entry.path in own:
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if is_installation:
+                        left += [entry.path] * (entry.name != "__pycache__")
+                    elif folder == home:
+                        continue
+                    elif not is_installed(entry.path) or (
+                        apart is not None and _is_repository(entry.path)
+                    ):
+                        left.append(entry.path)
+                    elif apart is not None:
+                        apart.append(entry.path)
+                elif not (folder == home and entry.name[0] == "."):
+                    yield entry.path, _facts(entry.path)
+            except FileNotFoundError:  # another program has just removed it
+                continue
+            except OSError:
+                unread.append(entry.path)
 
 
 def _facts(path: str) -> _Facts:
@@ -482,6 +496,7 @@ class PutBack:
     aside: str  # where what they had become is kept; ``aside.txt`` lists them
     restored: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)  # changed still -> its backup, or ""
+    keeps_view: bool = False  # the only backups are in the view, which must not be deleted
 
 
 def sentence(of_runs: Sequence[PutBack]) -> str:
@@ -533,18 +548,33 @@ def put_back(folder: Path, aside: Path) -> PutBack:
         if found:
             with contextlib.suppress(OSError):  # for the user alone: it may be from such folders
                 aside.parent.mkdir(mode=0o700, exist_ok=True)
+        partly = _kept_in_part(before, f"{folder}/{_KEPT}")
+        for one in partly:
+            inside = [path for path, *_ in found if _below(path, (one,))]
+            done.left.update(dict.fromkeys([one] if len(inside) > MOST_NAMED else inside, ""))
+        found = [one for one in found if not _below(one[0], partly)]
         _put_back(found, f"{folder}/{_KEPT}", done)
         if found or done.restored:
             for path, facts in reversed(folders):
                 with contextlib.suppress(OSError):
-                    if os.path.isdir(path) and not os.path.islink(path):
+                    is_there = os.path.isdir(path) and not os.path.islink(path)
+                    if is_there and not _below(path, partly):
                         _as_before(path, facts, is_known=True)
         done.left.update(dict.fromkeys(_changed_installations(told), ""))
         _keep_backups(folder, done)
     shutil.rmtree(told["temporary"], ignore_errors=True)
-    (folder / _BEFORE).unlink(missing_ok=True)
+    if not done.keeps_view:
+        (folder / _BEFORE).unlink(missing_ok=True)
     (folder / CLAIMED).unlink(missing_ok=True)
     return done
+
+
+def _kept_in_part(before: Mapping[str, _Facts], kept: str) -> list[str]:
+    """Repositories of which not every file is ``kept``: each holds together as a whole, and some of
+    its files put back, others not, would damage it."""
+    whole = [p for p, facts in before.items() if _is_repository(p) and stat.S_ISDIR(facts.mode)]
+    lost = [p for p, f in before.items() if stat.S_ISREG(f.mode) and not os.path.exists(kept + p)]
+    return [one for one in whole if any(_below(path, (one,)) for path in lost)]
 
 
 def _told(folder: Path) -> Any:
@@ -559,7 +589,8 @@ _Difference = tuple[str, _Facts | None, _Facts | None]
 
 def _differences(told: Any, before: Mapping[str, _Facts]) -> list[_Difference]:
     """(path, before, now) of what differs; of a folder, its permissions alone: what was made in it
-    is named itself. Where there was more than one walk sees, what is new is not known."""
+    is named itself. What is new is not known where there was more than one walk sees, below what
+    could not be read before, and in what was an installation."""
     now: dict[str, _Facts] = {}
     if len(before) < COMPARED_ENTRIES:
         now.update(_walked(told["roots"], told["store"], None if told["only"] else []))
@@ -567,8 +598,11 @@ def _differences(told: Any, before: Mapping[str, _Facts]) -> list[_Difference]:
         with contextlib.suppress(OSError):
             now[path] = _facts(path)
     found = []
+    unknown = {*told["unread"], *(told["apart"] or [])}
     for path in before.keys() | now.keys():
         old, new = before.get(path), now.get(path)
+        if old is None and _below(path, unknown):
+            continue
         both = bool(old and new and stat.S_ISDIR(old.mode) and stat.S_ISDIR(new.mode))
         if old != new and not (
             both and old and new and (old.mode, *old[5:]) == (new.mode, *new[5:])
@@ -681,11 +715,14 @@ def _keep_backups(folder: Path, done: PutBack) -> None:
             except OSError:
                 with contextlib.suppress(OSError):
                     os.unlink(target)
-                target = f"{folder.parent}-kept-{folder.name}"
-                with contextlib.suppress(OSError):
+                moved = f"{folder.parent}-kept-{folder.name}"
+                try:
                     os.chmod(kept, 0o700)
-                    os.rename(kept, target)
-                kept, target = target, target + path
+                    os.rename(kept, moved)
+                    kept = moved
+                except OSError:
+                    done.keeps_view = True
+                target = kept + path
             done.left[path] = target
     if done.left or done.restored:
         with contextlib.suppress(OSError):

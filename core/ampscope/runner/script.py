@@ -56,6 +56,7 @@ from ampscope.runner.device import (
 )
 from ampscope.runner.private_files import adopted
 from ampscope.runner.probe import arithmetic
+from ampscope.runner.run_server import die_with_parent
 from ampscope.runner.script_device import CudaRequests
 from ampscope.runner.script_ending import (
     Enough,
@@ -532,10 +533,14 @@ def _place(lines: SourceLines) -> str:
     return f", {inside}at {line_name((frame.f_code.co_filename, frame.f_lineno))}"
 
 
-def settle(out: Path, err: Path) -> None:
-    """Make this fork a process of the script's: a group of its own, so that what it starts can be
-    ended with it; its output into files; no input; first to go when memory runs out."""
+def settle(out: Path, err: Path, parent: int) -> None:
+    """Make this fork of ``parent`` a process of the script's: a group of its own, so that what it
+    starts can be ended with it; its output into files; no input; first to go when memory runs
+    out. It ends with its parent, after which files are put back (Linux)."""
     os.setsid()
+    die_with_parent(wanted=True)
+    if os.getppid() != parent:
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it at its start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -22,12 +22,14 @@ from mcp.server.mcpserver import Context
 
 from ampscope.errors import BadInput
 from ampscope.launcher.children import child_environment
+from ampscope.launcher.script_runs import ENDS_WITHIN_S
 from ampscope.report.document import line
 
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 100, 4_000
 MOST_STEPS, LONGEST_RUN_S = 100_000, 3_600.0
 PULSE_S = 5.0  # between notifications of progress while nothing new happens
-ENDING_S = 60.0  # a child that is told to stop ends when a torch import of its own child has
+# A child that is told to stop ends when a torch import of its own child has, and puts files back.
+ENDING_S = ENDS_WITHIN_S + 60
 MOST_OUTPUT = 16_000_000  # bytes of a child's standard output; a document has about 50,000
 _RUNNING = "Running: "  # how `ampscope diagnose` names the run that it starts
 

@@ -37,7 +37,14 @@ import psutil
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.files import TemporaryFolder, throw_away
 from ampscope.launcher.children import close_if_open
-from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns, jobs_folder, within
+from ampscope.launcher.script_runs import (
+    ENDS_WITHIN_S,
+    NOTHING,
+    ScriptRun,
+    ScriptRuns,
+    jobs_folder,
+    within,
+)
 from ampscope.records import RunSpec, State
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store import db
@@ -50,7 +57,7 @@ VARIABLE = "AMPSCOPE_SUBMIT"  # "partition=gpu,gpus_per_node=1": what the engine
 OVER_S = 120  # a job's time beyond the run's own: its start, and the end of its processes
 LOCAL = "local"
 LOOKED_EVERY_S = 0.5  # at the command, by a job of this machine
-STOP_S = 5.0  # a job that was told to end, until it is killed
+STOP_S = ENDS_WITHIN_S + 60  # a job that was told to end and puts files back, until it is killed
 _TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all that was started from it
 
 
@@ -183,7 +190,11 @@ class SubmittedRuns(ScriptRuns):
     def _make_shared(self) -> Path:
         place = jobs_folder(self.store)
         place.mkdir(parents=True, mode=0o700, exist_ok=True)
-        self._folder = TemporaryFolder(place)
+        try:
+            self._folder = TemporaryFolder(place)
+        except FileNotFoundError:  # another diagnosis has just ended and removed it
+            place.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._folder = TemporaryFolder(place)
         return self._shared
 
     def _throw_away(self) -> None:
