@@ -126,7 +126,8 @@ def _strength(name: str) -> int:
         return 2 if before in _OF_A_DOOR or before in _STRONG or name.isupper() else 0
     if last in ("auth", "oauth"):
         return 1
-    return 2 if last in _STRONG or last.endswith(_ENDS) else 0
+    whole = "".join(_words(name.rpartition(".")[2]))
+    return 2 if last in _STRONG or last.endswith(_ENDS) or whole.endswith(_ENDS) else 0
 
 
 def _is_masked(name: str, value: str) -> bool:
@@ -351,15 +352,17 @@ def masked_value(name: str, value: str) -> str:
 # A quoted text, which may lie in another: {\"password\": \"X\"}.
 _QUOTED_TEXT = (
     r"""(?P<quote>\\{0,3}(?:\"{3}|'{3}|["']))"""
-    r"""(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S])){0,1000})(?P=quote)"""
+    # To the first quote that no backslash precedes; where there is none, to the first.
+    r"""(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[^\\])){0,10000}(?=(?P=quote))"""
+    r"""|(?:(?!(?P=quote))[\s\S]){0,10000})(?P=quote)"""
 )
 _TEXT_PAIR = re.compile(
     r"""(?<![\w.-])(?P<name>[\w.-]+)\\{0,3}["']?\]?"""
     r"""(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8}(?:[bru]{1,2}(?=\\{0,3}["']))?)"""
 )
 _TEXT_VALUE = re.compile(rf"""{_QUOTED_TEXT}|\S{{1,200}}""")
-_ITEMS = re.compile(r"""[\[({]\s{0,8}(?=[bru]{0,2}["'])[^\])}]{0,1000}[\])}]""")  # a list of texts
-_ITEM = re.compile(_QUOTED_TEXT)
+_ITEMS = re.compile(r"""[\[({]\s{0,8}(?=[bru]{0,2}["'])""")  # a list of texts begins
+_ITEM = re.compile(rf"{_QUOTED_TEXT}|[\[({{\])}}]")
 _FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)("[^"\n]*"|'[^'\n]*'|[^\s"',;]+)""")
 _MAY_HOLD_FLAGS = re.compile(r"""[ \["'(]-|^-|["'],""")
 # Behind an option in a sentence: "--password is required".
@@ -419,10 +422,11 @@ def _pairs(text: str) -> str:
         value = _TEXT_VALUE.match(text, look) if strength else None
         if value is None:
             continue
-        items = _ITEMS.match(text, look)
-        if items is not None and strength == 2:
-            parts += [text[at:look], _ITEM.sub(_unquoted, items[0])]
-            at = look = items.end()
+        items = _items(text, look) if strength == 2 else []
+        if items:
+            for item in items:
+                parts += [text[at : item.start()], _unquoted(item)]
+                at = look = item.end()
             continue
         quote, whole = value["quote"] or "", value[0]
         if whole.startswith(MASK) and text[max(found.start() - 1, 0)] in "?&#;":
@@ -439,6 +443,20 @@ def _pairs(text: str) -> str:
             inner += rest[0].rstrip(_BEHIND) if rest is not None else ""
         at = look = look + len(quote) + len(inner)
     return "".join([*parts, text[at:]])
+
+
+def _items(text: str, start: int) -> list[re.Match[str]]:
+    """The quoted texts of the list that begins at ``start``, which may have been cut."""
+    opened = _ITEMS.match(text, start)
+    found: list[re.Match[str]] = []
+    look, depth = start if opened is None else opened.end(), opened is not None
+    while depth and (item := _ITEM.search(text, look)) is not None:
+        look = item.end()
+        if item["quote"]:
+            found.append(item)
+        else:
+            depth += 1 if item[0] in "[({" else -1
+    return found
 
 
 _BEHIND = ".,;:)]}>\"'"  # what a sentence puts behind a value

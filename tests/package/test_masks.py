@@ -487,6 +487,17 @@ TEXTS = [
     f"password='p\n{X}'",
     f'password="""p {X}"""',
     "password=[TAILx]",
+    # brackets in quoted texts, and long ones
+    f"passwords=['ab)c', '{X}']",
+    f"password=['ab){X}']",
+    f"{{'password': ['a', 'x}}y', '{X}']}}",
+    f"passwords=['a', ('b', 'c'), '{X}']",
+    f"passwords=['a', '{X}'",
+    f"passwords=['a\\\\', '{X}']",
+    f'password="{"word " * 250}{X}"',
+    f"passwords=['{'word ' * 250}', '{X}']",
+    f"password='p\\' {X}'",
+    f"api_keys: ['abc', '{X}']",
 ]
 
 
@@ -692,6 +703,20 @@ def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     for parsed in (True, False):
         privacy.recorded_traceback(f'  File "a.py", line 1\n    {long}\n{long}', parsed=parsed)
     assert time.process_time() - started < 5.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["password='" + "\\" * 12_000, "password=['" + "\\" * 12_000, "password=['a'," * 850,
+     "password=[\"a'" * 850, "password=\\'" * 1_000, "password=['a" + "(" * 12_000,
+     "password='a\\'b" * 900, "token: '" + "token: \\'" * 1_000, "passwords=['a', " + "\\\\'" * 4_000,
+     "--password, '" + "\\" * 12_000, "['password', '" + "\\" * 12_000],
+    ids=range(11),
+)  # fmt: skip
+def test_quotes_and_backslashes_take_no_time(text: str) -> None:
+    started = time.process_time()
+    masks.masked_text(text)
+    assert time.process_time() - started < 0.5
 
 
 def test_plain_words_of_weak_names_are_hidden_nowhere_else() -> None:
