@@ -195,6 +195,9 @@ KEPT_ARGUMENTS = [
     ("http://localhost:8080/a@b", "http://10.0.0.1:29500/x@y"),
     ("git+https://github.com/o/r@v1.0", f"--commit={HEX}", f"--revision={HEX}"),
     ("--pad-token", "<pad>", "--eos_token=</s>", "--pad-token-id", "0", "--token-id", "50256"),
+    ("--boi_token_id=255999", "--eot_token_id=128009", "--boi_token_id", "255999"),
+    ('--cfg={"boi_token_id": 255999}', "{'eot_token_id': '128009', 'lr': 1}"),
+    ("--eot_token_id=[128001,128009]", '{"eot_token_id": [128001, 128009]}'),
     ("--per-token-loss", "true", "--label-key=y", "--sort-key", "date"),
     ("--run", "123e4567-e89b-12d3-a456-426614174000"),
     ('{"lr": 0.1, "betas": [0.9, 0.95]}', "{a: 1}"),
@@ -376,6 +379,7 @@ HARMLESS_SOURCES = [
     "if token == 'hello': continue",
     "num_tokens = 5",
     'pad_token = "<pad>"',
+    'boi_token_id = "255999"',
     'tokenizer.add_special_tokens({"pad_token": "[PAD]"})',
     "best = max(xs, key=lambda x: x[0])",
     "scores = scores.masked_fill(mask, float('-inf'))",
@@ -600,6 +604,14 @@ HARMLESS = [
     "('query', 'key'), ['token', 'hidden']",
     "argument --token: invalid choice: 'x'",
     "token_id=50256, eos_token_id=50256, token_id: 50256",
+    "token_id=255999, boi_token_id=255999, eot_token_id: 128009",
+    "eot_token_id=[128001, 128009], boi_token_id='255999'",
+    "train.py --boi_token_id 255999",
+    "['--boi_token_id', '255999']",
+    "argument --boi_token_id: invalid choice: '255999'",
+    "shared_key: layer.weight",
+    "session_key: word, master_key: weight",
+    "storage_key: decoder, access_key: missing",
 ]
 
 
@@ -709,7 +721,8 @@ def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     "text",
     ["password='" + "\\" * 12_000, "password=['" + "\\" * 12_000, "password=['a'," * 850,
      "password=[\"a'" * 850, "password=\\'" * 1_000, "password=['a" + "(" * 12_000,
-     "password='a\\'b" * 900, "token: '" + "token: \\'" * 1_000, "passwords=['a', " + "\\\\'" * 4_000,
+     "password='a\\'b" * 900, "token: '" + "token: \\'" * 1_000,
+     "passwords=['a', " + "\\\\'" * 4_000,
      "--password, '" + "\\" * 12_000, "['password', '" + "\\" * 12_000],
     ids=range(11),
 )  # fmt: skip
