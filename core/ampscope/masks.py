@@ -458,7 +458,7 @@ def _items(text: str, start: int) -> list[re.Match[str]]:
     """The quoted texts of the list that begins at ``start``, which may have been cut."""
     opened = _ITEMS.match(text, start)
     found: list[re.Match[str]] = []
-    look, depth = start if opened is None else opened.end(), opened is not None
+    look, depth = (start, 0) if opened is None else (opened.end(), 1)
     while depth and (item := _ITEM.search(text, look)) is not None:
         look = item.end()
         if item["quote"]:
