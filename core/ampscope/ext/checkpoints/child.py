@@ -327,7 +327,8 @@ def _begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
     lengths = file.read(4)  # of the name and of what follows it, in the entry's header
     if len(lengths) < 4:
         raise zipfile.BadZipFile
-    return entry.header_offset + 30 + sum(struct.unpack("<HH", lengths))
+    name, more = struct.unpack("<HH", lengths)
+    return int(entry.header_offset + 30 + name + more)
 
 
 def _content(file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> bytes:
