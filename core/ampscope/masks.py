@@ -45,6 +45,7 @@ _OF_A_DOOR = {
     "openai", "private", "secret", "security", "service", "session", "shared", "signing", "ssh",
     "storage", "wandb",
 }  # fmt: skip
+_OF_A_TENSOR = {"access", "master", "session", "shared", "storage"}  # also of these in a sentence
 _ENDS = (
     "token", "secret", "password", "passwords", "passwd", "apikeys", "passphrase", "credential",
     "credentials", *(f"{word}key" for word in _OF_A_DOOR),
@@ -126,7 +127,8 @@ def _strength(name: str) -> int:
         return 2 if before in _OF_A_DOOR or before in _STRONG or name.isupper() else 0
     if last in ("auth", "oauth"):
         return 1
-    return 2 if last in _STRONG or last.endswith(_ENDS) else 0
+    whole = "".join(_words(name.rpartition(".")[2]))
+    return 2 if last in _STRONG or last.endswith(_ENDS) or whole.endswith(_ENDS) else 0
 
 
 def _is_masked(name: str, value: str) -> bool:
@@ -134,10 +136,18 @@ def _is_masked(name: str, value: str) -> bool:
     teacher`` is none, and no switch is one."""
     if not is_secret(name) or (len(value) < 10 and value.strip().lower() in _SWITCHED):
         return False
+    if _is_token_id(name, value):
+        return False
+    return _named(name)[0] != "key" or _strength(name) == 2 or _may_be_one(value)
+
+
+def _is_token_id(name: str, value: str) -> bool:
+    """Whether it is a number, or a list of numbers, of a vocabulary: ``--boi_token_id 255999``."""
     last, _, words = _named(name)
-    if last == "token" and words[-1] == "id" and value.isdigit():
-        return False  # of a vocabulary
-    return last != "key" or _strength(name) == 2 or _may_be_one(value)
+    return last == "token" and words[-1] == "id" and _NUMBERS.fullmatch(value) is not None
+
+
+_NUMBERS = re.compile(r"[\[(]?[\d, ]+[\])]?")
 
 
 def _is_hidden(name: str, value: str) -> bool:
@@ -351,15 +361,17 @@ def masked_value(name: str, value: str) -> str:
 # A quoted text, which may lie in another: {\"password\": \"X\"}.
 _QUOTED_TEXT = (
     r"""(?P<quote>\\{0,3}(?:\"{3}|'{3}|["']))"""
-    r"""(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[\s\S])){0,1000})(?P=quote)"""
+    # To the first quote that no backslash precedes; where there is none, to the first.
+    r"""(?P<inner>(?:(?!(?P=quote))(?:\\[\s\S]|[^\\])){0,10000}(?=(?P=quote))"""
+    r"""|(?:(?!(?P=quote))[\s\S]){0,10000})(?P=quote)"""
 )
 _TEXT_PAIR = re.compile(
     r"""(?<![\w.-])(?P<name>[\w.-]+)\\{0,3}["']?\]?"""
     r"""(?P<sign>[ \t]{0,8}(?:=|:(?!//))[ \t]{0,8}(?:[bru]{1,2}(?=\\{0,3}["']))?)"""
 )
 _TEXT_VALUE = re.compile(rf"""{_QUOTED_TEXT}|\S{{1,200}}""")
-_ITEMS = re.compile(r"""[\[({]\s{0,8}(?=[bru]{0,2}["'])[^\])}]{0,1000}[\])}]""")  # a list of texts
-_ITEM = re.compile(_QUOTED_TEXT)
+_ITEMS = re.compile(r"""[\[({]\s{0,8}(?=[bru]{0,2}["'])""")  # a list of texts begins
+_ITEM = re.compile(rf"{_QUOTED_TEXT}|[\[({{\])}}]")
 _FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)("[^"\n]*"|'[^'\n]*'|[^\s"',;]+)""")
 _MAY_HOLD_FLAGS = re.compile(r"""[ \["'(]-|^-|["'],""")
 # Behind an option in a sentence: "--password is required".
@@ -419,10 +431,11 @@ def _pairs(text: str) -> str:
         value = _TEXT_VALUE.match(text, look) if strength else None
         if value is None:
             continue
-        items = _ITEMS.match(text, look)
-        if items is not None and strength == 2:
-            parts += [text[at:look], _ITEM.sub(_unquoted, items[0])]
-            at = look = items.end()
+        items = _items(text, look) if strength == 2 else []
+        if items:
+            for item in items:
+                parts += [text[at : item.start()], _unquoted(item)]
+                at = look = item.end()
             continue
         quote, whole = value["quote"] or "", value[0]
         if whole.startswith(MASK) and text[max(found.start() - 1, 0)] in "?&#;":
@@ -441,6 +454,20 @@ def _pairs(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
+def _items(text: str, start: int) -> list[re.Match[str]]:
+    """The quoted texts of the list that begins at ``start``, which may have been cut."""
+    opened = _ITEMS.match(text, start)
+    found: list[re.Match[str]] = []
+    look, depth = (start, 0) if opened is None else (opened.end(), 1)
+    while depth and (item := _ITEM.search(text, look)) is not None:
+        look = item.end()
+        if item["quote"]:
+            found.append(item)
+        else:
+            depth += 1 if item[0] in "[({" else -1
+    return found
+
+
 _BEHIND = ".,;:)]}>\"'"  # what a sentence puts behind a value
 _WORD = re.compile(r"\S*")
 
@@ -456,13 +483,14 @@ def _is_value(found: re.Match[str], inner: str, strength: int, quoted: bool) -> 
     """Whether what stands behind the name of a secret is one."""
     if not inner or inner.startswith("=") or _NO_VALUE.fullmatch(inner):
         return False
+    if _is_token_id(found["name"], inner):
+        return False
     if found["name"].startswith("-") and ":" in found["sign"]:
         return False  # "argument --token: expected one argument"
     is_prose = found["sign"].endswith((" ", "\t")) and "=" not in found["sign"] and not quoted
     last, before, _ = _named(found["name"])
-    if strength == 2 and not (
-        is_prose and last in _WEAK and before not in _OF_A_DOOR and not found["name"].isupper()
-    ):
+    is_of_a_door = before in _OF_A_DOOR - _OF_A_TENSOR or found["name"].isupper()
+    if strength == 2 and not (is_prose and last in _WEAK and not is_of_a_door):
         return True
     if len(inner) < 4 or "(" in inner:
         return False
@@ -474,6 +502,8 @@ def _flags(text: str, taken: Taken) -> str:
 
     def is_one(name: str, value: str) -> bool:
         if not is_secret(name) or _NO_VALUE.fullmatch(value) or _OPTION.fullmatch(value):
+            return False
+        if _is_token_id(name, value):
             return False
         return _strength(name) == 2 or (len(value) >= 4 and _looks_random(value))
 
@@ -635,15 +665,9 @@ _CONVERTS = _READS | {
     "str", "bytes", "b64decode", "fromhex", "unhexlify", "SecretStr", "field", "Field",
 }  # fmt: skip
 _DEFAULTS = {"default", "value", "const", "fallback", "initial"}
-_CALLS = {
-    "name",
-    "key",
-    "dest",
-    "option",
-    "field",
-    "envvar",
-    "header",
-}  # say what a thing is called
+_CALLS = {  # say what a thing is called
+    "name", "key", "dest", "option", "field", "envvar", "header",
+}  # fmt: skip
 _ENTERS = {"login", "relogin", "authenticate"}
 _VOCABULARY = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[{}%\w]{0,2}")
 Position = tuple[int, int]  # line from 1, character from 0
@@ -896,10 +920,11 @@ def _told(
     names = [name for name in names if is_secret(name)]
     if not names:
         return
-    is_sure = any(_strength(name) == 2 for name in names)
     inside = not all(map(_is_bare, names)) if deep is None else deep
     for node in [value] if leaf and _is_leaf(value) else _constants(value, inside):
-        if is_sure or _may_be_one(_said(node)):
+        said = _said(node)
+        of_it = [name for name in names if not _is_token_id(name, said)]
+        if any(_strength(name) == 2 for name in of_it) or (of_it and _may_be_one(said)):
             yield node
 
 

@@ -319,6 +319,12 @@ def test_links_work_below_the_sub_path(proxied: int, browser_page: Page) -> None
     assert TOKEN not in page.evaluate("document.documentElement.outerHTML + document.cookie")
 
 
+def test_who_asks_for_any_port_of_another_machine_is_told_of_the_host() -> None:
+    given = ["dashboard", "--headless", "--port", "0", "--host", "192.0.2.7"]
+    refused = CliRunner().invoke(command, given)
+    assert "--host" in refused.output + str(refused.exception)
+
+
 def test_who_ends_the_command_ends_the_class(tmp_path: Path) -> None:
     port, log = browser._free_port(), tmp_path / "log.txt"
     with log.open("wb") as output:

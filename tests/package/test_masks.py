@@ -195,6 +195,9 @@ KEPT_ARGUMENTS = [
     ("http://localhost:8080/a@b", "http://10.0.0.1:29500/x@y"),
     ("git+https://github.com/o/r@v1.0", f"--commit={HEX}", f"--revision={HEX}"),
     ("--pad-token", "<pad>", "--eos_token=</s>", "--pad-token-id", "0", "--token-id", "50256"),
+    ("--boi_token_id=255999", "--eot_token_id=128009", "--boi_token_id", "255999"),
+    ('--cfg={"boi_token_id": 255999}', "{'eot_token_id': '128009', 'lr': 1}"),
+    ("--eot_token_id=[128001,128009]", '{"eot_token_id": [128001, 128009]}'),
     ("--per-token-loss", "true", "--label-key=y", "--sort-key", "date"),
     ("--run", "123e4567-e89b-12d3-a456-426614174000"),
     ('{"lr": 0.1, "betas": [0.9, 0.95]}', "{a: 1}"),
@@ -376,6 +379,7 @@ HARMLESS_SOURCES = [
     "if token == 'hello': continue",
     "num_tokens = 5",
     'pad_token = "<pad>"',
+    'boi_token_id = "255999"',
     'tokenizer.add_special_tokens({"pad_token": "[PAD]"})',
     "best = max(xs, key=lambda x: x[0])",
     "scores = scores.masked_fill(mask, float('-inf'))",
@@ -487,6 +491,17 @@ TEXTS = [
     f"password='p\n{X}'",
     f'password="""p {X}"""',
     "password=[TAILx]",
+    # brackets in quoted texts, and long ones
+    f"passwords=['ab)c', '{X}']",
+    f"password=['ab){X}']",
+    f"{{'password': ['a', 'x}}y', '{X}']}}",
+    f"passwords=['a', ('b', 'c'), '{X}']",
+    f"passwords=['a', '{X}'",
+    f"passwords=['a\\\\', '{X}']",
+    f'password="{"word " * 250}{X}"',
+    f"passwords=['{'word ' * 250}', '{X}']",
+    f"password='p\\' {X}'",
+    f"api_keys: ['abc', '{X}']",
 ]
 
 
@@ -589,6 +604,14 @@ HARMLESS = [
     "('query', 'key'), ['token', 'hidden']",
     "argument --token: invalid choice: 'x'",
     "token_id=50256, eos_token_id=50256, token_id: 50256",
+    "token_id=255999, boi_token_id=255999, eot_token_id: 128009",
+    "eot_token_id=[128001, 128009], boi_token_id='255999'",
+    "train.py --boi_token_id 255999",
+    "['--boi_token_id', '255999']",
+    "argument --boi_token_id: invalid choice: '255999'",
+    "shared_key: layer.weight",
+    "session_key: word, master_key: weight",
+    "storage_key: decoder, access_key: missing",
 ]
 
 
@@ -692,6 +715,21 @@ def test_long_texts_are_masked_in_a_moment(part: str) -> None:
     for parsed in (True, False):
         privacy.recorded_traceback(f'  File "a.py", line 1\n    {long}\n{long}', parsed=parsed)
     assert time.process_time() - started < 5.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["password='" + "\\" * 12_000, "password=['" + "\\" * 12_000, "password=['a'," * 850,
+     "password=[\"a'" * 850, "password=\\'" * 1_000, "password=['a" + "(" * 12_000,
+     "password='a\\'b" * 900, "token: '" + "token: \\'" * 1_000,
+     "passwords=['a', " + "\\\\'" * 4_000,
+     "--password, '" + "\\" * 12_000, "['password', '" + "\\" * 12_000],
+    ids=range(11),
+)  # fmt: skip
+def test_quotes_and_backslashes_take_no_time(text: str) -> None:
+    started = time.process_time()
+    masks.masked_text(text)
+    assert time.process_time() - started < 0.5
 
 
 def test_plain_words_of_weak_names_are_hidden_nowhere_else() -> None:

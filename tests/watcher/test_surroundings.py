@@ -131,6 +131,39 @@ def test_a_store_that_fails_ends_the_recording_and_not_the_training(
     assert not [t for t in left if t.name == "ampscope-recorder"]
 
 
+def test_a_home_that_is_not_there_becomes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(AmpscopeWarning):
+        ampscope.watch(small_net(), store="~no-such-user/runs/").close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_cannot_be_finished_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def refused(self: object, *_: object) -> None:
+        raise StoreError("The disk is full.")
+
+    def no_thread(self: object, *_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def close(self: RunWriter) -> None:
+        closed.append(self)
+        really(self)
+
+    really = RunWriter.close
+    monkeypatch.setattr(RunWriter, "wait_at_most", no_thread)
+    monkeypatch.setattr(RunWriter, "finish", refused)
+    monkeypatch.setattr(RunWriter, "close", close)
+    with pytest.warns(AmpscopeWarning):
+        ampscope.watch(small_net(), store=tmp_path / "runs.db").close()
+    assert len(closed) == 1
+
+
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Another program writes to the store, and does not end."""

@@ -267,8 +267,9 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
             tried.bind((host, port))
         except (OSError, UnicodeError) as error:  # no name that a network knows
             why = getattr(error, "strerror", None) or error
+            option = "--port" if port else "--host"  # any port was asked for: the host it is
             raise BadInput(
-                f"{host}:{port} cannot be served ({why}). Choose another with --port."
+                f"{host}:{port} cannot be served ({why}). Choose another with {option}."
             ) from error
         yield tried
 

@@ -406,11 +406,12 @@ def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[s
 
 
 def _without_secrets(tree: dict[str, Any], called: str = "") -> dict[str, Any]:
-    """What :func:`packed` gave, as a file may hold it: a text that is a secret, by what it or what
-    holds it is ``called``, is masked; the others are what a model may need."""
+    """What :func:`packed` gave, as a file may hold it: a text with a secret, by what it or what
+    holds it is ``called``, is not kept, since a model that ran with another text would say nothing
+    of the step; the others are what a model may need."""
     ((kind, content),) = ((k, v) for k, v in tree.items() if k != "grad")
     if kind == "value" and isinstance(content, str):
-        return {kind: masked_value(called, content)}
+        return tree if masked_value(called, content) == content else {"not kept": "secret text"}
     if kind == "dict":
         return {
             kind: [

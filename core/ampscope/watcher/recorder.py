@@ -89,6 +89,7 @@ class Recorder:
         except Exception as error:
             with contextlib.suppress(StoreError):
                 writer.finish(State.FAILED, f"Nothing was recorded: {error!s:.200}")
+            with contextlib.suppress(StoreError):
                 writer.close()
             raise
 

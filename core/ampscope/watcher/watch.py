@@ -234,8 +234,8 @@ def watch(
         raise BadInput("The model has no parameters: there is nothing to train.")
     path = path_of(store)
     if store is not None and str(store).endswith("/"):
-        with contextlib.suppress(OSError, ValueError):  # the recorder says it
-            path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the recorder says it
+            path.expanduser().mkdir(parents=True, exist_ok=True)
     settings = WatchSettings(
         every=every,
         policy=policy,

@@ -186,6 +186,29 @@ def test_an_archive_of_a_big_endian_machine_is_read_as_torch_reads_it(tmp_path: 
     assert path.read_bytes() == before
 
 
+def test_a_transposed_view_of_a_big_endian_machine_is_written_aside_beside_its_storage(
+    tmp_path: Path,
+) -> None:
+    weight = torch.arange(40_000.0).reshape(200, 200)
+    weight[3, 4] = torch.nan
+    torch.save({"w": weight, "t": weight.t()}, tmp_path / "a.pt")
+    _rewritten(tmp_path / "a.pt", "data/0", _big_endian)
+    _rewritten(tmp_path / "a.pt", "byteorder", lambda _: b"big")
+    found = check_checkpoint(tmp_path / "a.pt")
+    assert {f.code for f in found.findings} == {"nan"}
+    assert [(t.name, t.nan) for t in found.tensors] == [("w", 1), ("t", 1)]
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.tensor([torch.nan, 1.0])}, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert [f.code for f in check_checkpoint(tmp_path / "a.pt").findings] == ["nan"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e8m0fnu])
 def test_a_format_that_is_not_read_is_named(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.save({"a": torch.ones(5).to(dtype)}, tmp_path / "x.pt")

@@ -6,8 +6,9 @@
 A file is opened by ``torch.load(weights_only=True, mmap=True)``: no code of it runs, and no
 number is read. What lies in the file as a tensor has it is reported by its offset there; what does
 not (older files, those of a big-endian machine, transposed views) is written to a file in the
-scratch folder, in all no more than the file has bytes. A tensor that repeats elements of its
-storage is reported as the stretch of the storage that it spans, a sparse one as its stored values.
+scratch folder, in all no more than the file has bytes, or twice as many of older files and those of
+a big-endian machine. A tensor that repeats elements of its storage is reported as the stretch of
+the storage that it spans, a sparse one as its stored values.
 
 A file may come from anywhere, and a pickle of some bytes can name one object any number of times:
 each container is looked at once, names and tensors are counted against the file's size, and the
@@ -31,7 +32,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -88,8 +89,9 @@ class Walk:
         self._scratch = scratch / f"tensors-{os.getpid()}-{len(list(scratch.iterdir()))}"
         self._end = 0
         size = path.stat().st_size
-        # Of older files everything is written aside: storages once, and views as of archives.
-        self._disk = size if records is not None else 2 * size
+        # Of older and of big-endian files everything is written aside: storages once, and views as
+        # of other archives.
+        self._disk = size if records is not None and not self._is_swapped else 2 * size
         self._names = min(4 * size + NAMES, LONGEST_NAMES)
         self._aside: dict[object, int] = {}  # offset in the scratch file by what was written
 
@@ -300,13 +302,7 @@ def _records(path: Path) -> dict[int, int]:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             entries = archive.infolist()
             for entry in entries:
-                file.seek(entry.header_offset + 26)
-                lengths = file.read(4)  # of the name and of what follows it, in the entry's header
-                if len(lengths) < 4:
-                    raise zipfile.BadZipFile
-                found[entry.header_offset + 30 + sum(struct.unpack("<HH", lengths))] = (
-                    entry.file_size
-                )
+                found[_begin(file, entry)] = entry.file_size
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         raise Damaged("its table of contents is missing or damaged: it was cut short") from None
     if not any(entry.filename.endswith("/data.pkl") for entry in entries):
@@ -319,10 +315,26 @@ def _records(path: Path) -> dict[int, int]:
 
 def _is_little_endian(path: Path) -> bool:
     """Whether all that the archive says of the order of its bytes, if anything, is that."""
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         # torch finds an entry whatever the case of its letters.
         said = [e for e in archive.infolist() if e.filename.lower().endswith("/byteorder")]
-        return all(e.file_size == 6 and archive.read(e) == b"little" for e in said)
+        return all(e.file_size == 6 and _content(file, e, 6) == b"little" for e in said)
+
+
+def _begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
+    """Where an entry's bytes lie in the file. Raises BadZipFile behind the file's end."""
+    file.seek(entry.header_offset + 26)
+    lengths = file.read(4)  # of the name and of what follows it, in the entry's header
+    if len(lengths) < 4:
+        raise zipfile.BadZipFile
+    name, more = struct.unpack("<HH", lengths)
+    return int(entry.header_offset + 30 + name + more)
+
+
+def _content(file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> bytes:
+    """The first bytes of a stored entry, whose checksum torch can be told not to compute."""
+    file.seek(_begin(file, entry))
+    return file.read(size)
 
 
 def _refuse_tar(path: Path) -> None:
