@@ -42,7 +42,7 @@ _FICLONE = 0x40049409  # linux/fs.h: share another file's blocks until one of th
 _BEFORE, _KEPT = "before.json", "kept"
 CLAIMED = "roots.json"  # the folders that a run has claimed, until its files are put back
 MOST_NAMED = 20  # changed files of an installation; of more, the installation alone
-WAITED_S = 300.0  # for another diagnosis
+WAITED_S = 60.0  # for another diagnosis; less than what a run itself may take
 # What they name is no place of output; PWD may be out of date.
 NOT_NAMED = ("PWD", "OLDPWD", "PYTHONPATH", "CONDA_PREFIX", "SHELL", "_")
 NEVER_LED = ("HOME", "PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -287,9 +287,13 @@ def copied(
     return copy
 
 
+class BusyError(OSError):
+    """Another diagnosis compares the same files."""
+
+
 def _claim(roots: Sequence[str], folder: Path) -> None:
     """Wait until no other run is compared in one of these folders, in or around them: each would
-    put back what the other has changed. Raises OSError where that takes too long."""
+    put back what the other has changed. Raises BusyError where that takes too long."""
     place = Path("/tmp", f"ampscope-compared-{os.getuid()}")
     place.mkdir(mode=0o700, exist_ok=True)
     if place.is_symlink() or place.stat().st_uid != os.getuid():
@@ -308,8 +312,8 @@ def _claim(roots: Sequence[str], folder: Path) -> None:
                 return
             fcntl.flock(lock, fcntl.LOCK_UN)
             if time.monotonic() > until:
-                raise OSError(
-                    f"another diagnosis is at work in {busy[0]}; start this one again after it"
+                raise BusyError(
+                    f"another diagnosis is at work in {busy[0]}; start this one after it"
                 )
             time.sleep(0.1)
 

@@ -126,6 +126,8 @@ def private_files(
                 return _overlaid(roots, workload, args, store, folder)
             prepare(kind)
             return _copied(kind, roots, workload, args, store, folder)
+        except private_copy.BusyError as error:
+            raise NotPossible(str(error)) from error
         except (OSError, AttributeError) as error:  # a function that this system's C library lacks
             reasons.append(f"{kind}: {error}")
     raise NotPossible("; ".join(reasons) or f"{FORCED} names no kind of {', '.join(KINDS)}")
@@ -344,10 +346,13 @@ def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Ado
     try:
         view = private_files(spec.workload, spec.args, store, folder, prepare)
     except NotPossible as error:
+        instead = ": `ampscope diagnose --in-place` runs the script on yours"
+        if isinstance(
+            error.__cause__, private_copy.BusyError
+        ):  # which would put back what was written meanwhile
+            instead = ""
         taken(store)[0].finish(
-            State.FAILED,
-            f"The run could not have files of its own ({error}): `ampscope diagnose --in-place` "
-            "runs the script on yours.",
+            State.FAILED, f"The run could not have files of its own ({error}){instead}."
         )
         return None
     also_at(spec.workload, view.workload)
