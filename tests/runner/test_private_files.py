@@ -592,7 +592,7 @@ def test_a_user_s_own_change_keeps_its_time_where_the_copy_is_a_link(tmp_path: P
     (view / "files" / str(here)[1:]).mkdir(parents=True)
     (view / "files" / str(here / "large")[1:]).symlink_to(here / "large")
     told = {"only": True, "roots": [str(here)], "store": "", "files": {str(here / "large"): facts}}
-    told["temporary"] = str(view / "t")
+    told |= {"temporary": str(view / "t"), "unread": [], "apart": []}
     (view / "before.json").write_text(json.dumps(told))
     with (here / "large").open("r+b") as large:
         large.write(b"AFTER!")
