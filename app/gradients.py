@@ -51,7 +51,7 @@ from ampscope.store.series import ModuleSeries, module_series, shadow_columns
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
-from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
+from app.figures.underflow import PANELS, Line, underflow_lines, underflow_map
 from app.runs import run_page
 from app.runs.module_names import names_by_index, pick_module, short_names
 from app.text import count, cut, percent, plural, power, power_of_two, share
@@ -383,7 +383,6 @@ UNDERFLOW_NAMES = {
     "subnormal": "subnormal",
     "zero_before": "zero in both",
 }
-UNSPLIT_NAMES = {"lost": "lost", "subnormal": "subnormal", "zero_before": "zero in both"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -798,12 +797,10 @@ def map_seen(shown: int, hits: int, text: str, order: str, *, is_trouble: bool) 
 def underflow_seen(series: underflow.UnderflowOverTime, names: dict[int, str]) -> str:
     """What the shadows found, over all modules and sampled steps."""
     totals = int(series.total.sum())
-    lost = f"{_part(series.lost, totals)} lost"
-    if series.is_split:
-        lost = (
-            f"{_part(series.below_range, totals)} below the format's range, "
-            f"{_part(series.cancelled, totals)} cancelled or flipped"
-        )
+    lost = (
+        f"{_part(series.below_range, totals)} below the format's range, "
+        f"{_part(series.cancelled, totals)} cancelled or flipped"
+    )
     text = (
         f"At {plural(len(series.steps), 'sampled step')}, of {totals:,} elements the shadow found "
         f"{lost}, {_part(series.subnormal, totals)} subnormal and "
@@ -866,11 +863,9 @@ def _part(counts: underflow.Counts, whole: int) -> str:
     return f"{n:,} ({percent(n / whole)})" if whole else count(n)
 
 
-def lines_seen(
-    name: str, lost: Sequence[int], totals: Sequence[int], below: Sequence[int] | None = None
-) -> str:
-    """Above the counts of one module; of the ``lost`` ones, ``below`` are below the format's range
-    (None: not recorded)."""
+def lines_seen(name: str, lost: Sequence[int], totals: Sequence[int], below: Sequence[int]) -> str:
+    """Above the counts of one module; of the ``lost`` ones, ``below`` are below the format's
+    range."""
     steps = plural(len(totals), "sampled step")
     hit = sum(n > 0 for n in lost)
     if not hit:
@@ -878,8 +873,6 @@ def lines_seen(
     worst = max(range(len(lost)), key=lambda i: lost[i] / max(totals[i], 1))
     most = share(lost[worst], totals[worst])
     text = f"{cut(name)}: lost elements at {hit} of {steps}, at most {most}."
-    if below is None:
-        return text
     return f"{text} {share(sum(below), sum(lost))} of all lost ones are below the format's range."
 
 
@@ -891,16 +884,11 @@ def lost_on_the_way(sampled: Sequence[ShadowRecord]) -> str:
     lost, total = sum(s.lost for s in sampled), sum(s.total for s in sampled)
     if not lost:
         return "Against the fp32 shadow of this step nothing was lost on the way."
-    below = [s.below_range for s in sampled if s.below_range is not None]
-    which = ""
-    if len(below) == len(sampled):
-        which = (
-            f" {share(sum(below), lost)} of these are below the format's range; the others "
-            "cancelled or flipped."
-        )
+    below = sum(s.below_range for s in sampled)
     return (
         f"Against the fp32 shadow of this step {share(lost, total)} of all elements were lost "
-        f"on the way: zero as recorded, not zero in fp32.{which} No histogram shows those, and no "
+        f"on the way: zero as recorded, not zero in fp32. {share(below, lost)} of these are below "
+        "the format's range; the others cancelled or flipped. No histogram shows those, and no "
         "scale that is applied now brings them back."
     )
 
@@ -909,7 +897,7 @@ def lost_on_the_way(sampled: Sequence[ShadowRecord]) -> str:
 
 
 SHOWN_MODULES = 40
-_COLORS = {name: color for name, color, _ in (*PANELS, *UNSPLIT)}
+_COLORS = {name: color for name, color, _ in PANELS}
 
 
 def show_underflow(run: RunInfo, look: Look, module: int) -> underflow.UnderflowOverTime | None:
@@ -920,8 +908,8 @@ def show_underflow(run: RunInfo, look: Look, module: int) -> underflow.Underflow
         _say_inconclusive(run, look, module)
         return None
     chart.see(underflow_seen(series, look.names))
-    choices = UNDERFLOW_NAMES if series.is_split else UNSPLIT_NAMES
-    counted = links.pick("Count", "count", list(choices), format_func=lambda key: choices[key])
+    names_of = UNDERFLOW_NAMES
+    counted = links.pick("Count", "count", list(names_of), format_func=lambda key: names_of[key])
     rows = underflow.worst_modules(series, counted, SHOWN_MODULES)
     names = [look.names.get(series.modules[row], "?") for row in rows]
     if len(rows) < len(series.modules):
@@ -959,10 +947,10 @@ def show_underflow_of(series: underflow.UnderflowOverTime, look: Look, module: i
             [int(getattr(series, key)[row, i]) for i in taken],
             totals,
         )
-        for key in _counted(series)
+        for key, _, _ in PANELS
     }
     lost = [int(series.lost[row, i]) for i in taken]
-    below = [int(series.below_range[row, i]) for i in taken] if series.is_split else None
+    below = [int(series.below_range[row, i]) for i in taken]
     chart.see(lines_seen(name, lost, totals, below))
     figure = underflow_lines(lines)
     own = series.only(row)
@@ -983,16 +971,10 @@ def underflow_table(series: underflow.UnderflowOverTime, names: dict[int, str]) 
         {
             "step": [series.steps[c] for _, c in cells],
             "module": [names.get(series.modules[r], "?") for r, _ in cells],
-            **{
-                key: [int(getattr(series, key)[cell]) for cell in cells] for key in _counted(series)
-            },
+            **{key: [int(getattr(series, key)[cell]) for cell in cells] for key, _, _ in PANELS},
             "total": [int(series.total[cell]) for cell in cells],
         }
     )
-
-
-def _counted(series: underflow.UnderflowOverTime) -> list[str]:
-    return [key for key, _, _ in (PANELS if series.is_split else UNSPLIT)]
 
 
 @store.of_run

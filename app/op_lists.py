@@ -239,13 +239,11 @@ def _median(times: list[float], run: RunInfo) -> str:
 
 def _lost(run: RunInfo) -> str:
     total = lost = below = 0
-    is_split = True
     for step in {s.step for s in store.steps(run)}:
         for record in store.shadows(run, Role.GRAD_OUTPUT, step):
             total, lost = total + record.total, lost + record.lost
-            below += record.below_range or 0
-            is_split = is_split and record.below_range is not None
+            below += record.below_range
     if not total:
         return "no shadow"
-    split = f" ({percent(below / total)} below range)" if lost and is_split else ""
+    split = f" ({percent(below / total)} below range)" if lost else ""
     return percent(lost / total) + split

@@ -110,7 +110,6 @@ CANCELLED = ("cancelled", MEASURE, "lost, cancelled or flipped: rounding")
 SUBNORMALS = ("subnormal", SUBNORMAL, "subnormal: kept with fewer bits")
 ZEROS = ("zero_before", ZERO, "was zero already, in both")
 PANELS = (BELOW, CANCELLED, SUBNORMALS, ZEROS)
-UNSPLIT = (("lost", LOST, "lost: zero in half, not in the shadow"), SUBNORMALS, ZEROS)
 PANEL_PX = 150
 
 
@@ -124,16 +123,14 @@ class Line:
 
 
 def underflow_lines(lines: dict[str, Line]) -> go.Figure:
-    """``lines`` by the names in PANELS, or in UNSPLIT for a run of a version that counted the lost
-    ones together; y is the share of the module's elements in percent."""
-    panels = UNSPLIT if "lost" in lines else PANELS
+    """``lines`` by the names in PANELS; y is the share of the module's elements in percent."""
     figure = make_subplots(
-        rows=len(panels),
+        rows=len(PANELS),
         shared_xaxes=True,
         vertical_spacing=0.09,
-        subplot_titles=[title for _, _, title in panels],
+        subplot_titles=[title for _, _, title in PANELS],
     )
-    for row, (name, color, _) in enumerate(panels, start=1):
+    for row, (name, color, _) in enumerate(PANELS, start=1):
         line = lines[name]
         shares = [100 * n / t if t else None for n, t in zip(line.counts, line.totals, strict=True)]
         figure.add_scatter(
@@ -152,7 +149,7 @@ def underflow_lines(lines: dict[str, Line]) -> go.Figure:
         figure.update_yaxes(
             row=row, col=1, title="% of elements", range=[-0.06 * (top or 1), 1.15 * (top or 1)]
         )
-    figure.update_xaxes(title="step", row=len(panels), col=1)
-    figure.update_layout(height=PANEL_PX * len(panels), margin={"t": 36, "b": 50, "l": 10, "r": 10})
+    figure.update_xaxes(title="step", row=len(PANELS), col=1)
+    figure.update_layout(height=PANEL_PX * len(PANELS), margin={"t": 36, "b": 50, "l": 10, "r": 10})
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
     return figure

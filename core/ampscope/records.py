@@ -344,13 +344,13 @@ class ShadowRecord:
     relative_error: float | None  # |half/scale - fp32| / |fp32|, 2-norms
     cosine: float | None
     max_abs_fp32: float | None
-    below_range: int | None = None  # None: recorded by a version without it
+    below_range: int = 0
 
     @property
-    def cancelled(self) -> int | None:
+    def cancelled(self) -> int:
         """Lost although the format has numbers of that size: a sum that cancelled, a ReLU that
         switched otherwise, values lost further up the pass."""
-        return None if self.below_range is None else self.lost - self.below_range
+        return self.lost - self.below_range
 
 
 @dataclass(frozen=True, slots=True)

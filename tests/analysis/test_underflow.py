@@ -23,8 +23,7 @@ def shadow(step: int, module: int, lost: int, subnormal: int, zero: int) -> Shad
 
 def underflow_over_time(records: list[ShadowRecord]) -> UnderflowOverTime:
     rows = [
-        (r.step, r.module, r.total, r.lost, r.subnormal, r.zero_before,
-         -1 if r.below_range is None else r.below_range)
+        (r.step, r.module, r.total, r.lost, r.subnormal, r.zero_before, r.below_range)
         for r in records
     ]  # fmt: skip
     return from_columns(np.array(rows, np.int64).reshape(len(rows), 7))
@@ -42,18 +41,14 @@ def test_matrices_hold_each_record_in_its_place() -> None:
     assert series.total.tolist() == [[0, 100], [100, 100]]
 
 
-def test_lost_is_split_where_every_record_says_how() -> None:
+def test_lost_is_below_range_or_cancelled() -> None:
     records = [
         ShadowRecord(0, 7, Role.GRAD_OUTPUT, 100, 9, 0, 0, None, None, None, below_range=4),
         ShadowRecord(3, 7, Role.GRAD_OUTPUT, 100, 2, 0, 0, None, None, None, below_range=2),
     ]
     series = underflow_over_time(records)
-    assert series.is_split
     assert (series.below_range.tolist(), series.cancelled.tolist()) == ([[4, 2]], [[5, 0]])
     assert series.only(0).cancelled.tolist() == [[5, 0]]
-    old = underflow_over_time([*records, shadow(5, 7, 8, 0, 0)])
-    assert not old.is_split
-    assert old.cancelled.tolist() == [[0, 0, 0]]
 
 
 def test_a_share_without_a_shadow_is_nan_not_zero() -> None:

@@ -18,8 +18,6 @@ def test_every_command_is_listed_under_its_own_name() -> None:
     assert {name: command.name for name, command in found.items() if command} == {
         name: name for name in COMMANDS
     }
-    assert "cores" not in CliRunner().invoke(main, ["--help"]).output.split()
-    assert main.get_command(context, "cores") is found["tensor-cores"]
 
 
 def test_a_command_imports_its_own_module_alone() -> None:

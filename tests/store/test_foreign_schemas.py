@@ -62,7 +62,7 @@ def test_another_schema_is_refused_in_one_sentence(change: str, tmp_path: Path) 
 
 
 def test_a_schema_in_other_letters_is_ours(tmp_path: Path) -> None:
-    """Blanks, comments and the order of columns: as conversions leave them, or another SQLite."""
+    """Blanks, comments and the order of columns: as another SQLite leaves them."""
     path = tmp_path / "a.db"
     text = db.schema_text().replace("REAL,  ", "real /* of either */,", 1).replace(" (run", "(run")
     with closing(sqlite3.connect(path)) as connection:

@@ -142,7 +142,7 @@ def test_sources_are_not_written(tmp_path: Path) -> None:
     assert writer.path.read_bytes() == before
     with closing(sqlite3.connect(writer.path)) as connection:
         connection.execute("PRAGMA user_version = 1")
-    with pytest.raises(StoreError, match="version 1 and is not converted here"):
+    with pytest.raises(StoreError, match="has schema version 1; this ampscope reads"):
         list(merge([writer.path], tmp_path / "runs.db"))
 
 

@@ -40,12 +40,11 @@ class UnderflowOverTime:
     subnormal: Counts
     zero_before: Counts
     below_range: Counts
-    is_split: bool = True  # False: an older version recorded ``lost`` alone, below_range is 0
 
     @property
     def cancelled(self) -> Counts:
         """Lost, and not below the format's range; 0 where that was not recorded."""
-        return self.lost - self.below_range if self.is_split else np.zeros_like(self.lost)
+        return self.lost - self.below_range
 
     def only(self, row: int) -> UnderflowOverTime:
         """These counts of one module; ``row`` is its place in :attr:`modules`."""
@@ -75,19 +74,15 @@ class WithoutShadow:
 def from_columns(columns: Counts) -> UnderflowOverTime:
     """Shadow records of one role as matrices, modules and steps ascending.
 
-    ``columns`` is [records, 7]: step, module, total, lost, subnormal, zero_before, below_range (-1
-    where that was not recorded).
+    ``columns`` is [records, 7]: step, module, total, lost, subnormal, zero_before, below_range.
     """
-    is_split = bool((columns[:, 6] >= 0).all())
     steps, column = np.unique(columns[:, 0], return_inverse=True)
     modules, row = np.unique(columns[:, 1], return_inverse=True)
 
     counts = np.zeros((len(COUNTS), len(modules), len(steps)), np.int64)
-    counts[:, row, column] = np.maximum(columns[:, 2:].T, 0)
+    counts[:, row, column] = columns[:, 2:].T
     named = dict(zip(COUNTS, counts, strict=True))
-    return UnderflowOverTime(
-        tuple(modules.tolist()), tuple(steps.tolist()), **named, is_split=is_split
-    )
+    return UnderflowOverTime(tuple(modules.tolist()), tuple(steps.tolist()), **named)
 
 
 def worst_modules(series: UnderflowOverTime, name: str, limit: int) -> list[int]:

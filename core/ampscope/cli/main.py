@@ -62,7 +62,6 @@ COMMANDS = {
     **extensions.commands(),
 }
 _UNKNOWN: Any = getattr(click.exceptions, "NoSuchCommand", ())  # of click 8.5 or newer
-FORMER = {"cores": "tensor-cores"}  # accepted for one more version, and not listed
 
 
 class _Group(click.Group):
@@ -72,7 +71,7 @@ class _Group(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        where = COMMANDS.get(FORMER.get(cmd_name, cmd_name))
+        where = COMMANDS.get(cmd_name)
         if where is None:
             return None
         command: click.Command = extensions.load(where)

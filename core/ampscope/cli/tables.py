@@ -71,14 +71,12 @@ def _event(event: Event) -> dict[str, object]:
 
 def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
     """The counts by role, over all shadow steps and modules. ``lost`` is ``below_range`` and
-    ``cancelled`` together; these two are missing in runs of versions that did not record them."""
+    ``cancelled`` together."""
     sums: dict[str, dict[str, int]] = {}
     for record in reader.shadows(run_id):
         part = sums.setdefault(record.role, {})
         for name in (*_COUNTS, "below_range", "cancelled"):
-            count = getattr(record, name)
-            if count is not None:
-                part[name] = part.get(name, 0) + count
+            part[name] = part.get(name, 0) + getattr(record, name)
     return sums
 
 

@@ -33,45 +33,8 @@ from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
 T = TypeVar("T")
 KEPT = 4_096  # specs and machines that have been read, by their texts
-_STORED_NAMES = {  # of classes that are called otherwise on disk and in exports
-    "BatchTrial": "BatchTry",
-    "Matmul": "Product",
-    "NonFiniteCounts": "Tally",
-    "OptimizerStep": "Attempt",
-    "StepMatmuls": "StepProducts",
-    "UnderflowCounts": "Fates",
-}
-_STORED_FIELDS = {  # of observations, likewise
-    "step": "attempt",
-    "last_step": "last_attempt",
-    "error_step": "error_attempt",
-    "steps": "attempts",
-}
-_FIELDS = {stored: name for name, stored in _STORED_FIELDS.items()}
-
-
-def stored_parts(record: Observation | Result) -> dict[str, Any]:
-    """A record's fields as they are called on disk and in exports."""
-    parts = dataclasses.asdict(record)
-    if not isinstance(record, Observation):
-        return parts
-    return {_STORED_FIELDS.get(name, name): value for name, value in parts.items()}
-
-
-def observation_parts(stored: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an observation, from what :func:`stored_parts` gave of it."""
-    return {_FIELDS.get(name, name): value for name, value in stored.items()}
-
-
-def stored_name(kind: type[Any]) -> str:
-    """What a record's class is called on disk and in exports."""
-    return _STORED_NAMES.get(kind.__name__, kind.__name__)
-
-
-RESULT_CLASSES: dict[str, type[Any]] = {stored_name(kind): kind for kind in RESULT_KINDS}
-OBSERVATION_CLASSES: dict[str, type[Any]] = {
-    stored_name(kind): kind for kind in get_args(Observation)
-}
+RESULT_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in RESULT_KINDS}
+OBSERVATION_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observation)}
 
 
 class _Bounded(Decoder):
@@ -116,7 +79,7 @@ def to_json(record: RunSpec | Machine) -> str:
 def spec_from_json(text: str) -> RunSpec:
     """Raises StoreError for text that is no RunSpec."""
     spec = _read(_SPECS, RunSpec, text, "The store holds a damaged run")
-    return replace(spec, args=masked(spec.args))  # older versions stored what they were given
+    return replace(spec, args=masked(spec.args))  # an import may hold what its script was given
 
 
 def machine_from_json(text: str | None) -> Machine | None:
@@ -131,7 +94,7 @@ def _machine(text: str) -> Machine:
 
 def encode_result(record: Result) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
-    return stored_name(type(record)), _dumped(dataclasses.asdict(record))
+    return type(record).__name__, _dumped(dataclasses.asdict(record))
 
 
 def decode_result(kind: str, text: str) -> Result:
@@ -160,7 +123,7 @@ _RECORDED: dict[str, Callable[[str], str]] = {
 def encode_observation(observation: Observation, *, imported: bool = False) -> tuple[str, str]:
     """(kind, JSON of the fields). An imported one has a program that was masked where it ran: to
     parse what comes from elsewhere takes as long as its writer likes."""
-    parts = stored_parts(observation)
+    parts = dataclasses.asdict(observation)
     if leaves_out("source"):
         parts |= {name: empty for name, empty in _OF_SOURCE.items() if name in parts}
     elif not imported and "code" in parts:
@@ -168,7 +131,7 @@ def encode_observation(observation: Observation, *, imported: bool = False) -> t
     elif not imported and parts.get("lines"):
         lines = (line.replace("\n", " ") for line in parts["lines"])
         parts["lines"] = recorded_source("\n".join(lines)).split("\n")
-    return stored_name(type(observation)), _dumped(parts)
+    return type(observation).__name__, _dumped(parts)
 
 
 def decode_observation(kind: str, text: str) -> Observation:
@@ -192,8 +155,6 @@ def _known(classes: dict[str, type[Any]], kind: object, what: str) -> type[Any]:
 def _read(decoder: Decoder, kind: type[T], text: str, what: str) -> T:
     try:
         value = parsed(text)
-        if decoder is _OBSERVATIONS and isinstance(value, dict):
-            value = observation_parts(value)
         return decoder.record(kind, value)
     except Refusal as refusal:
         whole = "it is not an object" if refusal.sort == "type" else refusal.why

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.errors import StoreBusy, StoreError
-from ampscope.store import codec, pyramid
+from ampscope.store import codec
 
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 _HEADER_BYTES = 100  # sqlite.org/fileformat.html
@@ -186,9 +186,8 @@ def _set_journal(connection: sqlite3.Connection, journal: str, wait_ms: int) -> 
             return
 
 
-def open_for_reading(path: Path, *, may_convert: bool = True) -> sqlite3.Connection:
-    """Read-only connection; a file of an older version is converted first, if that is possible and
-    allowed. Raises StoreError when there is no store at ``path``."""
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Read-only connection. Raises StoreError where ``path`` is no store of this version."""
     with translated(path):
         if not path.exists():
             raise StoreError(
@@ -196,17 +195,7 @@ def open_for_reading(path: Path, *, may_convert: bool = True) -> sqlite3.Connect
             )
         _check_files(path)
     _restore(path)
-    connection, version = _reading(path)
-    if version == SCHEMA_VERSION:
-        return connection
-    connection.close()
-    if not may_convert:
-        raise must_convert(path, version, "is not converted here")
-    try:
-        open_for_writing(path).close()  # converts it
-    except StoreError as error:
-        raise must_convert(path, version) from error
-    return _reading(path)[0]
+    return _reading(path)
 
 
 def _restore(path: Path) -> None:
@@ -219,8 +208,7 @@ def _restore(path: Path) -> None:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
-def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
-    """Read-only connection, and the version of the file."""
+def _reading(path: Path) -> sqlite3.Connection:
     with translated(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?{_reading_mode(path)}",
@@ -234,8 +222,8 @@ def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
             _restrain(connection, path)
             connection.text_factory = codec.decoded
             connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
-            version = check(connection, path, may_be_empty=False)
-    return connection, version
+            check(connection, path, may_be_empty=False)
+    return connection
 
 
 def _reading_mode(path: Path) -> str:
@@ -311,17 +299,14 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     return f"The store {path} failed: {text}. Choose another file with --store."
 
 
-# The store's schema: its text, its version, how a file gets it, how an older one is converted.
+# The store's schema: its text, its version, how a file gets it.
 #
-# A file of an older version is converted in one transaction when it is first opened, by any process
-# that may write to it. A newer file, another program's database and an empty file are refused in
-# one sentence.
+# A file of another version, another program's database and an empty file are refused in one
+# sentence. Until a first release nothing is converted.
 
 
-SCHEMA_VERSION = 6
-OLDEST_VERSION = 1  # what can still be converted
-_OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
-_CREATES = re.compile(r"CREATE (?:TABLE|INDEX) (\w+)")
+SCHEMA_VERSION = 7
+_OUR_TABLES = {"run", "step", "module"}  # other programs number theirs, too
 
 
 def schema_text() -> str:
@@ -336,38 +321,24 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Create the schema in an empty file, or convert that of an older one: one transaction."""
+    """Create the schema in an empty file, in one transaction."""
     if version_of(connection) == SCHEMA_VERSION:
         return
     with transaction(connection):
-        found = version_of(connection)
-        if found == SCHEMA_VERSION:  # another process was faster, between the check and the lock
+        if version_of(connection) == SCHEMA_VERSION:  # another process was faster
             return
-        tables = _tables(connection)
-        if found in (1, 2):
-            connection.execute("ALTER TABLE step ADD COLUMN ended_at REAL")
-        if found in (1, 2, 3, 4):
-            connection.execute("ALTER TABLE step ADD COLUMN unclipped_norm REAL")
-            connection.execute("ALTER TABLE shadow ADD COLUMN below_range INTEGER")
         for statement in re.sub(r"--.*", "", schema_text()).split(";"):
-            name = _CREATES.search(statement)
-            if name is not None and name[1] not in tables:
-                if name[1] == "frame_span" and found == 1:
-                    connection.execute("ALTER TABLE frame ADD COLUMN last_step INTEGER")
-                connection.execute(statement)
-        if found == 1:
-            for run_id, steps in _steps_by_run(connection):
-                pyramid.update(connection, run_id, steps)
+            connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def check(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> int:
-    """The file's version, one that can be read or converted. Raises StoreError for others."""
+    """The file's version: ours, or 0 for an empty file. Raises StoreError for others."""
     connection.execute("BEGIN")  # one view for both: another process may be creating the schema
     version, tables = version_of(connection), _tables(connection)
     strange = _first_strange(connection)
     connection.execute("COMMIT")
-    if OLDEST_VERSION <= version <= SCHEMA_VERSION and tables >= _OUR_TABLES:
+    if version == SCHEMA_VERSION and tables >= _OUR_TABLES:
         if strange:
             raise StoreError(
                 f"{path} is not used: {strange[:80]!r} in it is no table or index of ampscope's. "
@@ -389,29 +360,13 @@ def check(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> 
     )
 
 
-def must_convert(path: Path, version: int, why: str = "is read-only") -> StoreError:
-    """What to say of an older file that is not written to."""
-    return StoreError(
-        f"{path} has schema version {version} and {why}; this ampscope reads version "
-        f"{SCHEMA_VERSION}. Open it, or a copy in a folder that you may write to, with: ampscope "
-        "runs list --store FILE"
-    )
-
-
-def _steps_by_run(connection: sqlite3.Connection) -> list[tuple[str, list[int]]]:
-    """What a file holds."""
-    runs = connection.execute("SELECT id FROM run").fetchall()
-    sql = "SELECT step FROM step WHERE run=?"
-    return [(run, [row[0] for row in connection.execute(sql, (run,))]) for (run,) in runs]
-
-
 def _tables(connection: sqlite3.Connection) -> set[str]:
     return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
 
 
 # What a file holds is read only where its schema is ours: a view, a trigger, a generated column or
-# an index of an expression computes whatever its author wrote. Conversions add columns at the end,
-# and an older file lacks some, so that a table is compared as the set of its columns and keys.
+# an index of an expression computes whatever its author wrote. A table is compared as the set of
+# its columns and keys.
 
 
 _OF_ANALYZE = (
@@ -435,7 +390,7 @@ def _first_strange(connection: sqlite3.Connection) -> str:
             return str(name)
         head, parts, end = _definition(sql)
         ours = known.get(head)
-        if ours is None or not parts <= ours[1] or end != ours[2] or kind not in ("table", "index"):
+        if ours is None or parts != ours[1] or end != ours[2] or kind not in ("table", "index"):
             return str(name)
         if head != f"create {kind} {name}" and not head.startswith(f"create index {name} on "):
             return str(name)

@@ -26,7 +26,6 @@ from ampscope.files import write_whole, written_aside
 from ampscope.numerics import histogram
 from ampscope.observations import Observation
 from ampscope.record_json import dumps
-from ampscope.store.codec import stored_name, stored_parts
 from ampscope.store.reader import Reader
 
 SCHEMA = 2
@@ -209,7 +208,7 @@ def _records(
 
 def _named(record: Observation | records.Result) -> dict[str, object]:
     # Two observations have a field `kind` of their own; the record's name has another key.
-    return {"record": stored_name(type(record)), **stored_parts(record)}
+    return {"record": type(record).__name__, **dataclasses.asdict(record)}
 
 
 def _frames(reader: Reader, run_id: str) -> Iterator[records.Frame]:

@@ -62,7 +62,7 @@ def merge(sources: Sequence[Path], into: Path, *, trust: bool = False) -> Iterat
     with contextlib.closing(target):
         for source in others:
             mark = "" if trust else f"{source.name} on {when}"
-            with contextlib.closing(db.open_for_reading(source, may_convert=False)) as origin:
+            with contextlib.closing(db.open_for_reading(source)) as origin:
                 with db.translated(source):
                     ids = [row[0] for row in origin.execute("SELECT id FROM run ORDER BY created")]
                 known = frozenset(ids)
@@ -74,7 +74,7 @@ def merge(sources: Sequence[Path], into: Path, *, trust: bool = False) -> Iterat
 
 def _checked(source: Path) -> sqlite3.Connection:
     """Read-only connection to a whole file of our version."""
-    connection = db.open_for_reading(source, may_convert=False)
+    connection = db.open_for_reading(source)
     try:
         with db.translated(source):
             answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]

@@ -1,15 +1,10 @@
--- ampscope store, schema version 6. This text is the documentation of the store.
+-- ampscope store, schema version 7. This text is the documentation of the store.
 -- One SQLite file, WAL mode. Evidence is stored, and what a diagnosis concluded from it.
 --
 -- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
 -- text 'nan' for NaN, because SQLite turns a REAL NaN into NULL. NULL means "not recorded".
 --
--- Versions:  1  first
---            2  event, frame.last_step, step_block, step_mark, step_bad: runs of any length
---            3  step.ended_at, result, telemetry: measurements of the machine
---            4  shared: runs that a class may look at
---            5  shadow.below_range, step.unclipped_norm: NULL in what older versions wrote
---            6  conclusion: of diagnoses that ended since
+-- A file of another version is refused in one sentence.
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost. An imported run alone may
@@ -54,7 +49,7 @@ CREATE TABLE step (
     peak_bytes     INTEGER,
     moved_share    REAL,               -- share of the weights that this step changed
     op_set         INTEGER,            -- op_set.id; NULL when the step was not traced
-    ended_at       REAL,               -- NULL in runs of older versions
+    ended_at       REAL,               -- NULL where the clock was not read
     unclipped_norm REAL,               -- grad_norm before the script's own clip; NULL where there was none
     PRIMARY KEY (run, step)
 ) WITHOUT ROWID;

@@ -94,10 +94,10 @@ def last_shadow_step(reader: Reader, run_id: str) -> int | None:
 
 def shadow_columns(reader: Reader, run_id: str, role: Role) -> Raw:
     """Shadow counts of a role as one array [records, 7]: step, module, total, lost, subnormal,
-    zero_before, below_range (-1 where an older version did not record it). A tenth of the time of
+    zero_before, below_range. A tenth of the time of
     building 50,000 records."""
     sql = (
-        "SELECT step,module,total,lost,subnormal,zero_before,ifnull(below_range,-1) FROM shadow"
+        "SELECT step,module,total,lost,subnormal,zero_before,below_range FROM shadow"
         " WHERE run=? AND role=? ORDER BY step,module"
     )
     rows = reader._all(sql, run_id, role)

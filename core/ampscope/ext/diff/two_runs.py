@@ -142,9 +142,7 @@ def _sides(
 
 def _lost(dtypes: str, shadow: ShadowRecord | None) -> float | None:
     if shadow is not None and shadow.total:
-        # An older version recorded the lost ones alone.
-        lost = shadow.lost if shadow.below_range is None else shadow.below_range
-        return lost / shadow.total
+        return shadow.below_range / shadow.total
     return None if any(map(is_half, split(dtypes))) else 0.0  # a shadow computes in fp32 itself
 
 

@@ -119,20 +119,18 @@ def _add_frame(out: ExportedStep, frame: Frame, paths: dict[int, str], axis: Axi
 
 def _lost_shares(reader: Reader, run_id: str) -> dict[int, dict[str, float]]:
     """Step -> share of the elements that half precision lost, by role, and of those below the
-    format's range where that was recorded; from the fp32 shadow."""
+    format's range; from the fp32 shadow."""
     out: dict[int, dict[str, float]] = {}
     for role in Role:
         columns = shadow_columns(reader, run_id, role)
         steps, place = np.unique(columns[:, 0], return_inverse=True)
         sums = np.zeros((len(steps), 3), np.int64)
         np.add.at(sums, place, columns[:, [2, 3, 6]])  # total, lost, below range
-        is_split = bool((columns[:, 6] >= 0).all())
         for step, (total, lost, below) in zip(steps.tolist(), sums.tolist(), strict=True):
             if total:
                 shares = out.setdefault(step, {})
                 shares[f"lost_share/{role}"] = lost / total
-                if is_split:
-                    shares[f"below_range_share/{role}"] = below / total
+                shares[f"below_range_share/{role}"] = below / total
     return out
 
 

@@ -93,23 +93,22 @@ def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[d
     names = {m.index: m.path or m.type for m in modules}
     here.sort(key=lambda s: (-s.lost / max(1, s.total), -s.subnormal, s.module))
     lost, total = sum(s.lost for s in here), sum(s.total for s in here)
-    below = [s.below_range for s in here if s.below_range is not None]
-    is_split = len(below) == len(here)
+    below = sum(s.below_range for s in here)
     said = (
         f"Step {here[0].step:,}, {here[0].role.replace('_', ' ')}: {share(lost, total)} were lost: "
         "zero as recorded, and not zero in an fp32 copy of the same step."
     )
-    if is_split and lost:
+    if lost:
         said += (
-            f" Of these, {share(sum(below), lost)} are below the format's range; the others "
+            f" Of these, {share(below, lost)} are below the format's range; the others "
             "cancelled or flipped: the format holds values of that size."
         )
     rows = tuple(
         (
             names.get(s.module) or f"module {s.module}",
             share(s.lost, s.total),
-            "not recorded" if s.below_range is None else share(s.below_range, s.total),
-            "not recorded" if s.cancelled is None else share(s.cancelled, s.total),
+            share(s.below_range, s.total),
+            share(s.cancelled, s.total),
             share(s.subnormal, s.total),
             share(s.zero_before, s.total),
         )

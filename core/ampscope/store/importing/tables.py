@@ -139,8 +139,6 @@ def _named(value: object, kinds: dict[str, type[Any]]) -> Any:
     if kind is None:
         known = ", ".join(kinds)
         raise Refusal("value", f"it is none of {known}").inside("record")
-    if kinds is codec.OBSERVATION_CLASSES:
-        found = codec.observation_parts(found)
     return record(kind, found)
 
 
