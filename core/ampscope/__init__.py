@@ -33,7 +33,7 @@ __all__ = [
     "watch",
 ]
 _OF_WATCHER = ("AlarmBounds", "CapsuleLimits", "Watch", "watch")
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:

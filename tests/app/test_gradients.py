@@ -210,22 +210,6 @@ def test_no_loss_scale_for_what_none_multiplies(
     assert "as recorded:" in texts(app)
 
 
-def test_shadow_counts_are_three_numbers(store_path: Path, open_page: Open) -> None:
-    shadows = [
-        ShadowRecord(0, 1, Role.GRAD_OUTPUT, 1000, 300, 20, 5, None, None, None),
-        ShadowRecord(0, 0, Role.GRAD_OUTPUT, 1000, 0, 0, 0, None, None, None),
-    ]
-    run = written(store_path, [(0, FRAME, 16.0)], shadows)
-    app = open_page("gradients", run=run, module="fc", detail="lost over time")
-    words = texts(app)
-    assert (
-        "At 1 sampled step, of 2,000 elements the shadow found 300 (15.0 %) lost, 20 (1.0 %)"
-        in (words)
-    )
-    assert "5 (0.2 %) zero in both. Worst: fc at step 0, 30.0 % lost." in words
-    assert "fc: lost elements at 1 of 1 sampled step, at most 300 of 1,000, 30.0 %." in words
-
-
 def test_lost_values_are_split_into_underflow_and_rounding(
     store_path: Path, open_page: Open
 ) -> None:
@@ -240,6 +224,7 @@ def test_lost_values_are_split_into_underflow_and_rounding(
     assert "the shadow found 90 (4.5 %) below the format's range, 210 (10.5 %) cancelled" in words
     assert "90 of 300, 30.0 % of these are below the format's range; the others cancelled" in words
     assert "90 of 300, 30.0 % of all lost ones are below the format's range." in words
+    assert "5 (0.2 %) zero in both. Worst: fc at step 0, 30.0 % lost." in words
     assert "Zero and subnormal over time" in [s.value for s in app.subheader]
 
 
