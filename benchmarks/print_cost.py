@@ -30,6 +30,8 @@ PROBE = {
     "fp32 shadow, its own step": "fp32 shadow, the step that has one",
 }
 PEERS = {
+    "watch, default schedule": "`ampscope.watch`, default schedule, of that day",
+    "watch, everything at every step": "`ampscope.watch(every=1)`, everything at every step",
     "plain torch.bincount": "torch.bincount of the same exponents, nothing kept",
     "torch detect_anomaly": "torch's detect_anomaly",
     "DebugUnderflowOverflow": "transformers' DebugUnderflowOverflow",
@@ -72,16 +74,28 @@ def diagnoses() -> str:
 
 def section() -> str:
     """What recording costs: everything between the marks named costs."""
+    trainings = [kept("overhead_alone_cpu"), kept("overhead_alone_fp32_cpu")]
+    first, peers = trainings[0], kept("overhead_cpu")
+    models = [
+        {**model, "model": f"{model['model']}, {training['training'].partition(',')[0]}"}
+        for training in trainings
+        for model in training["models"]
+    ]
     return "\n".join(
         [
-            *watched("overhead_cpu"),
+            "Time of a training step with `ampscope.watch` divided by that of the bare step",
+            f"of the same process, interleaved, on {machine(first)}, {dates(trainings)};",
+            f"medians of {first['rounds']} rounds, quartiles in {link('overhead_alone_cpu')} and",
+            f"{link('overhead_alone_fp32_cpu')}. In bold: what misses its goal.",
             "",
-            "The same in fp32. This processor has no bf16 arithmetic and would emulate it.",
+            *table(models, WATCH),
             "",
-            *watched("overhead_fp32_cpu"),
+            f"Beside other tools, in bf16, measured in one process ({dates([peers])}, "
+            f"{link('overhead_cpu')}):",
             "",
-            "What a probe's instruments cost apart, on GPT small",
-            "([overhead_probe_cpu.json](../benchmarks/results/overhead_probe_cpu.json)):",
+            *table(peers["models"], PEERS),
+            "",
+            f"A probe's instruments, each alone ({link('overhead_probe_cpu')}):",
             "",
             *table(kept("overhead_probe_cpu")["models"], PROBE),
             "",
@@ -90,45 +104,27 @@ def section() -> str:
     )
 
 
-def watched(name: str) -> list[str]:
-    """The table of one training, and what it misses."""
-    found = kept(name)
-    return [
-        "Time of a training step divided by that of the bare step of the same process,",
-        f"interleaved, in {found['training'].partition(',')[0]} on {machine(found)};",
-        f"medians of {found['rounds']} rounds, quartiles in {link(name)}:",
-        "",
-        *table(found["models"], {**WATCH, **PEERS}),
-        "",
-        *(f"- {line}" for line in missed(found["models"])),
-    ]
+def dates(results: list[dict[str, Any]]) -> str:
+    """On which days these were measured."""
+    return " and ".join(sorted({result["setting"]["date"][:10] for result in results}))
 
 
 def table(models: list[dict[str, Any]], rows: dict[str, str]) -> list[str]:
-    """Contestants down, models across; the goal last where there is one."""
-    goals = models[0]["goals"]
+    """Contestants down, models across; goals last, and in bold what misses its own."""
     heads = [f"{m['model'].replace(':', ' ')} ({bare_ms(m)} ms)" for m in models]
     lines = ["| what records | " + " | ".join(heads) + " | goal |"]
     lines.append("|---" * (len(models) + 2) + "|")
     for name, words in rows.items():
         if any(name not in m["contestants"] for m in models):
             continue
-        goal = f"{goals[name]['goal']:.2f}" if name in goals else ""
-        cells = [f"{m['contestants'][name]['ratio'][1]:.2f}" for m in models]
-        lines.append(f"| {words} | " + " | ".join(cells) + f" | {goal} |")
+        cells, goals = [], set()
+        for model in models:
+            ratio = f"{model['contestants'][name]['ratio'][1]:.2f}"
+            goal = model["goals"].get(name)
+            cells.append(ratio if goal is None or goal["met"] else f"**{ratio}**")
+            goals.update([] if goal is None else [f"{goal['goal']:.2f}"])
+        lines.append(f"| {words} | " + " | ".join([*cells, ", ".join(sorted(goals))]) + " |")
     return lines
-
-
-def missed(models: list[dict[str, Any]]) -> list[str]:
-    """Each goal that was not met, with by how much."""
-    lines = []
-    for model in models:
-        for name, found in model["goals"].items():
-            if not found["met"]:
-                over = found["median"] - found["goal"]
-                words = WATCH[name].split(", ")[-1]
-                lines.append(f"{model['model'].replace(':', ' ')}, {words}: missed by {over:.3f}")
-    return lines or ["All goals are met."]
 
 
 def facts() -> list[str]:

@@ -2,10 +2,11 @@
 
     OMP_WAIT_POLICY=PASSIVE python benchmarks/unseen.py second --out second.json
 
-A test set is a folder under ``unseen`` (its README has the key's fields): training scripts that
-were written without knowledge of the rules, and ``key.json`` with the cause, further causes that
-count as right, and the module to blame. The kept results (results/unseen_*.json) are those of the
-first run, before any rule was changed because of a script.
+A test set is a folder under ``unseen``, whose ``key.json`` has the cause of each script, further
+causes that count as right, and the module to blame (its README lists the fields). The scripts,
+written without knowledge of the rules, lie in one archive and are unpacked for the run. The kept
+results (results/unseen_*.json) are those of the first run, before any rule was changed because of a
+script.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,11 @@ def main() -> None:
     parser.add_argument("scripts", nargs="*", help="some of them; all when none is named")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    folder = FOLDER / asked.test_set
-    key = _key(folder)
+    key = _key(FOLDER / asked.test_set)
     wanted = [entry for entry in key if not asked.scripts or entry["script"] in asked.scripts]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, tarfile.open(FOLDER / "scripts.tar.xz") as archive:
+        archive.extractall(place, filter="data")
+        folder = Path(place) / asked.test_set
         lines = [score(entry, _diagnosed(folder, entry, Path(place))) for entry in wanted]
     document_ = {"summary": summary(lines), "scripts": lines}
     if asked.out is not None:

@@ -36,17 +36,15 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_sdist_holds_what_the_repository_holds_but_for_the_corpus(sdist: Path) -> None:
+def test_the_sdist_holds_what_the_repository_holds(sdist: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("what belongs to the repository is git's to say")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
-    corpus = {name for name in listed if name.startswith("benchmarks/unseen/")}
     there = {name for name in listed if (ROOT / name).is_file()}
-    assert corpus
-    assert files(sdist) == (there - corpus) | {"PKG-INFO"}
+    assert files(sdist) == there | {"PKG-INFO"}
 
 
 def test_its_own_tests_pass_from_the_sdist(sdist: Path) -> None:
