@@ -30,9 +30,9 @@ import torch
 import torch._dynamo  # 30 MiB that every optimizer imports, before the limit is set
 
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
-from ampscope.measure.comparison import Limit, batch_of, batch_size, timed_step
 from ampscope.measure.live_bytes import LiveBytes
-from ampscope.measure.timing import summary
+from ampscope.measure.timing import Limit, summary
+from ampscope.measure.training_steps import batch_of, batch_size, timed_step
 from ampscope.records import BatchPrediction, BatchTrial, LargestBatch, RunSpec
 from ampscope.runner.device import limit_memory
 from ampscope.runner.probe import prepare
