@@ -310,7 +310,7 @@ def _read(answer: bytes) -> BatchTrial:
     content = json.loads(answer)
     if "wrong" in content:
         raise BadInput(content["wrong"])
-    found = decode_result("BatchTry", json.dumps(content["try"]))
+    found = decode_result("BatchTrial", json.dumps(content["try"]))
     assert isinstance(found, BatchTrial)
     return found
 
