@@ -16,7 +16,7 @@ from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.weights import WeightObserver
-from ampscope.measure.comparison import batches_of
+from ampscope.measure.training_steps import batches_of
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec
 from ampscope.runner.instruments import Instruments

@@ -769,7 +769,7 @@ CALLS = (*LAUNCHES, "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize
 
 def gpt_medium_256(seed: int) -> Any:
     """A workload that fills a card: 32,768 tokens a step, some 20 ms in bf16 on an H100."""
-    from ampscope.measure.comparison import resized
+    from ampscope.measure.training_steps import resized
     from ampscope.workloads.load import load
     from ampscope.workloads.protocol import iterate
 

@@ -3,9 +3,9 @@
 Losses, scales and norms keep NaN and infinities: they are what people look for. ``None`` means
 "was not recorded", never "was not finite".
 
-First what was asked for, where it ran and how a run stands; then what was measured: steps, modules,
-ops, frames and shadows of a training, matmuls of a step, comparisons of precisions, batch searches,
-results of lessons, rates of the machine, and :class:`Timing`, which several of them hold.
+In this order: what was asked for, where it ran and how a run stands; what a training recorded, from
+its steps to readings of the devices; and what measurements found (:data:`Result`): rates of the
+machine, matmuls of a step, comparisons of precisions, batch searches, lessons.
 """
 
 from __future__ import annotations
@@ -198,30 +198,6 @@ class RunInfo:
         return spec.label or f"{name} {spec.size} {spec.mode}"
 
 
-# What a device reads beside a run.
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One reading of one device; None is "cannot be read here"."""
-
-    device: str  # "cpu", "cuda:0"
-    at: float  # seconds since the epoch
-    busy_percent: float | None = None  # of the sample period in which a kernel ran; CPU: all cores
-    own_percent: float | None = None  # CPU: of that, the run's own processes
-    memory_used_bytes: int | None = None  # by all processes
-    own_memory_bytes: int | None = None  # by the run's own process
-    power_w: float | None = None
-    energy_j: float | None = None  # a counter; differences mean something
-    temperature_c: float | None = None
-    clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    pcie_rx_bytes_s: float | None = None  # into the device
-    pcie_tx_bytes_s: float | None = None
-    clock_reasons: str = ""  # what holds the clocks down, a comma between them
-    other_processes: int | None = None  # with memory on the device, beside the run's own
-
-
 class Role(StrEnum):
     """What a histogram counts."""
 
@@ -384,15 +360,121 @@ class Event:
     value: float | None = None
 
 
-# The matmuls of one training step (convolutions and attention count as such), and what each reached
-# when it was run alone.
-#
-# A step's equal matmuls are one record with several places. First comes one :class:`StepMatmuls`
-# (how many there are), then one :class:`Matmul` each as it is measured::
-#
-#     Matmul(op="aten.addmm", part="", dtype="bf16", operands=(bias, x, weight),
-#             dimensions=(Dimension("m", 1024), Dimension("n", 96), Dimension("k", 256)),
-#             places=(Place("head", "forward", 1),), …)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of one device; None is "cannot be read here"."""
+
+    device: str  # "cpu", "cuda:0"
+    at: float  # seconds since the epoch
+    busy_percent: float | None = None  # of the sample period in which a kernel ran; CPU: all cores
+    own_percent: float | None = None  # CPU: of that, the run's own processes
+    memory_used_bytes: int | None = None  # by all processes
+    own_memory_bytes: int | None = None  # by the run's own process
+    power_w: float | None = None
+    energy_j: float | None = None  # a counter; differences mean something
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    pcie_rx_bytes_s: float | None = None  # into the device
+    pcie_tx_bytes_s: float | None = None
+    clock_reasons: str = ""  # what holds the clocks down, a comma between them
+    other_processes: int | None = None  # with memory on the device, beside the run's own
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall time of one call: median and quartiles of ``repeats``, in seconds."""
+
+    median_s: float
+    low_s: float  # first quartile
+    high_s: float  # third quartile
+    repeats: int
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles over the median."""
+        return (self.high_s - self.low_s) / self.median_s
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one op reached on random data, alone."""
+
+    series: str  # ceiling | copy | align_m | align_n | align_k | align_channels
+    op: str  # matmul | copy | conv2d
+    dtype: str  # of the inputs, a name of formats; "tf32" is fp32 tensors with TF32 switched on
+    shape: tuple[int, ...]  # (m, n, k) | (elements,) | (batch, channels, height, width, filters)
+    flops: int  # of one call, a multiplication and an addition counted as two
+    moved_bytes: int  # of one call, each operand read and each result written once
+    timing: Timing | None  # None: it cannot be done here, and ``note`` says why
+    measured_at: float  # seconds since the epoch
+    layout: str = ""  # NCHW | channels_last
+    note: str = ""
+
+    @property
+    def flops_s(self) -> float | None:
+        """Operations per second at the median."""
+        return self.flops / self.timing.median_s if self.timing and self.flops else None
+
+    @property
+    def bytes_s(self) -> float | None:
+        """Bytes moved a second at the median."""
+        return self.moved_bytes / self.timing.median_s if self.timing else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepMatmuls:
+    """The step as a whole, and what of the device decides which matmuls fit. The step's matmuls
+    follow, each as it is measured."""
+
+    device: str  # cpu | cuda | rocm
+    capability: str  # "9.0"; CUDA alone has one
+    cpu_flags: tuple[str, ...] | None  # of hardware.cpu; None on a GPU and where unreadable
+    calls: int
+    flops: int
+    distinct: int  # so many Matmul records follow
+    kernel_source: str  # torch.profiler | oneDNN | none
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """One matmul of the step, alone, on random data of the same shapes, dtypes and strides.
+    Convolutions and attention count as matmuls; equal ones are one record with several places::
+
+        Matmul(op="aten.addmm", part="", dtype="bf16", operands=(bias, x, weight),
+               dimensions=(Dimension("m", 1024), Dimension("n", 96), Dimension("k", 256)),
+               places=(Place("head", "forward", 1),), …)
+    """
+
+    op: str  # "aten.addmm"
+    part: str  # of a convolution's backward: "input gradient" | "weight gradient"; else empty
+    dtype: str  # computed in; "tf32" is fp32 tensors with TF32 switched on
+    operands: tuple[Operand, ...]
+    dimensions: tuple[Dimension, ...]
+    flops: int  # of one call, a multiplication and an addition counted as two
+    moved_bytes: int  # of one call, each operand read and each result written once
+    places: tuple[Place, ...]
+    kernels: tuple[str, ...]  # names seen in the step itself, a CPU's from oneDNN's log
+    measured_at: float  # seconds since the epoch
+    timing: Timing | None  # None: it could not be run alone, and ``note`` says why
+    control: Timing | None  # the same shapes in fp32 without TF32; None where there is none
+    padded: tuple[Padded, ...] = ()
+    note: str = ""
+
+    @property
+    def count(self) -> int:
+        """Calls per step."""
+        return sum(place.count for place in self.places)
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / max(1, self.moved_bytes)
+
+    @property
+    def flops_s(self) -> float | None:
+        """Operations per second at the median."""
+        return self.flops / self.timing.median_s if self.timing else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,57 +510,6 @@ class Padded:
     changes: tuple[tuple[int, int], ...]  # (size, padded size) of each dimension that was enlarged
     flops: int
     timing: Timing
-
-
-@dataclass(frozen=True, slots=True)
-class Matmul:
-    """One matmul of the step, alone, on random data of the same shapes, dtypes and strides."""
-
-    op: str  # "aten.addmm"
-    part: str  # of a convolution's backward: "input gradient" | "weight gradient"; else empty
-    dtype: str  # computed in; "tf32" is fp32 tensors with TF32 switched on
-    operands: tuple[Operand, ...]
-    dimensions: tuple[Dimension, ...]
-    flops: int  # of one call, a multiplication and an addition counted as two
-    moved_bytes: int  # of one call, each operand read and each result written once
-    places: tuple[Place, ...]
-    kernels: tuple[str, ...]  # names seen in the step itself, a CPU's from oneDNN's log
-    measured_at: float  # seconds since the epoch
-    timing: Timing | None  # None: it could not be run alone, and ``note`` says why
-    control: Timing | None  # the same shapes in fp32 without TF32; None where there is none
-    padded: tuple[Padded, ...] = ()
-    note: str = ""
-
-    @property
-    def count(self) -> int:
-        """Calls per step."""
-        return sum(place.count for place in self.places)
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte."""
-        return self.flops / max(1, self.moved_bytes)
-
-    @property
-    def flops_s(self) -> float | None:
-        """Operations per second at the median."""
-        return self.flops / self.timing.median_s if self.timing else None
-
-
-@dataclass(frozen=True, slots=True)
-class StepMatmuls:
-    """The step as a whole, and what of the device decides which matmuls fit."""
-
-    device: str  # cpu | cuda | rocm
-    capability: str  # "9.0"; CUDA alone has one
-    cpu_flags: tuple[str, ...] | None  # of hardware.cpu; None on a GPU and where unreadable
-    calls: int
-    flops: int
-    distinct: int  # so many Matmul records follow
-    kernel_source: str  # torch.profiler | oneDNN | none
-
-
-# What a comparison of precisions measures, one record per precision and seed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,9 +601,6 @@ class EnergyUse:
     measured_at: float
 
 
-# What a search for the largest batch measures: one record per trial, one per precision.
-
-
 @dataclass(frozen=True, slots=True)
 class BatchTrial:
     """Some training steps with so many samples, in a process of their own."""
@@ -614,16 +642,13 @@ class LargestBatch:
     tries: int
 
 
-# What a lesson's measurement found: named numbers, curves, histograms and counts.
-#
-# Fourteen lessons share these records: a lesson is told by its run's spec, and what a record means
-# by its ``name`` and ``series``, which the lesson's own two files (measurement and page) agree
-# upon.
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measured number. ``value`` may be NaN or infinite: lessons are about such numbers."""
+    """One number of a lesson. ``value`` may be NaN or infinite: lessons are about such numbers.
+
+    All lessons share this record and the five below it. The run's spec says which lesson it is; its
+    measurement and its page agree upon what ``name`` and ``series`` mean.
+    """
 
     name: str  # what was measured, "lost share"
     series: str  # in which case, "fp16"
@@ -690,38 +715,8 @@ class Call:
     count: int
 
 
-# What measurements of the machine found: each record is one row of the store's ``result``.
-#
-# A record is a frozen dataclass of numbers, texts, booleans, tuples and other such dataclasses. A
-# new kind is added to :data:`Result`; the store needs nothing else to keep it.
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What one op reached on random data, alone."""
-
-    series: str  # ceiling | copy | align_m | align_n | align_k | align_channels
-    op: str  # matmul | copy | conv2d
-    dtype: str  # of the inputs, a name of formats; "tf32" is fp32 tensors with TF32 switched on
-    shape: tuple[int, ...]  # (m, n, k) | (elements,) | (batch, channels, height, width, filters)
-    flops: int  # of one call, a multiplication and an addition counted as two
-    moved_bytes: int  # of one call, each operand read and each result written once
-    timing: Timing | None  # None: it cannot be done here, and ``note`` says why
-    measured_at: float  # seconds since the epoch
-    layout: str = ""  # NCHW | channels_last
-    note: str = ""
-
-    @property
-    def flops_s(self) -> float | None:
-        """Operations per second at the median."""
-        return self.flops / self.timing.median_s if self.timing and self.flops else None
-
-    @property
-    def bytes_s(self) -> float | None:
-        """Bytes moved a second at the median."""
-        return self.moved_bytes / self.timing.median_s if self.timing else None
-
-
+# One row of the store's ``result``: a frozen dataclass of numbers, texts, booleans, tuples and
+# other such dataclasses. A new kind is named here; the store needs nothing else to keep it.
 Result: TypeAlias = (
     Rate
     | StepTimes
@@ -742,21 +737,3 @@ Result: TypeAlias = (
     | Call
 )
 RESULT_KINDS: tuple[type[Result], ...] = get_args(Result)
-
-
-# How long something takes: a median with its spread.
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Wall time of one call: median and quartiles of ``repeats``, in seconds."""
-
-    median_s: float
-    low_s: float  # first quartile
-    high_s: float  # third quartile
-    repeats: int
-
-    @property
-    def spread(self) -> float:
-        """Distance of the quartiles over the median."""
-        return (self.high_s - self.low_s) / self.median_s

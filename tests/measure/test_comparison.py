@@ -18,9 +18,8 @@ from ampscope.cli.main import main
 from ampscope.compare.comparison import by_precision
 from ampscope.errors import BadInput
 from ampscope.launcher.launch import launch
-from ampscope.measure import comparison
+from ampscope.measure import comparison, energy
 from ampscope.measure.batch_size import Grid, Trials
-from ampscope.measure.comparison import energy_counter
 from ampscope.records import BatchTrial, LargestBatch, LossCurve, RunSpec, State, StepTimes
 from ampscope.store.reader import Reader
 from tests.helpers.child_runs import wait_until
@@ -305,14 +304,14 @@ def test_rapl_is_read_and_its_wrapping_is_followed(tmp_path: Path) -> None:
     (tmp_path / "max_energy_range_uj").write_text("1000000\n")
     counter = tmp_path / "energy_uj"
     counter.write_text("900000\n")
-    found = energy_counter(torch.device("cpu"), tmp_path)
+    found = energy.energy_counter(torch.device("cpu"), tmp_path)
     assert found is not None
     name, read = found
     assert name == "RAPL, package 0"
     first = read()
     counter.write_text("100000\n")  # it wrapped at 1 J
     assert read() - first == pytest.approx(0.2)
-    assert energy_counter(torch.device("cpu"), tmp_path / "missing") is None
+    assert energy.energy_counter(torch.device("cpu"), tmp_path / "missing") is None
 
 
 class SlowCounter:
@@ -347,9 +346,9 @@ def test_energy_is_read_from_tick_to_tick(began: float, monkeypatch: pytest.Monk
     """A counter's last value is up to 100 ms old: 5 % of two seconds, without a wait."""
     device = SlowCounter(began)
     monkeypatch.setattr(
-        comparison, "time", SimpleNamespace(monotonic=device.monotonic, sleep=device.pass_)
+        energy, "time", SimpleNamespace(monotonic=device.monotonic, sleep=device.pass_)
     )
-    joules, steps = comparison.energy_of(device.step, device.read, 2.0)
+    joules, steps = energy.energy_of(device.step, device.read, 2.0)
     assert joules / steps == pytest.approx(0.007 * 300, rel=0.006)
 
 
@@ -358,9 +357,9 @@ def test_a_counter_that_stands_still_ends_the_measurement_all_the_same(
 ) -> None:
     device = SlowCounter(0.0)
     monkeypatch.setattr(
-        comparison, "time", SimpleNamespace(monotonic=device.monotonic, sleep=device.pass_)
+        energy, "time", SimpleNamespace(monotonic=device.monotonic, sleep=device.pass_)
     )
-    joules, steps = comparison.energy_of(device.step, lambda: 5.0, 0.6)
+    joules, steps = energy.energy_of(device.step, lambda: 5.0, 0.6)
     assert (joules, steps > 0) == (0.0, True)
     assert device.now < 2.0
 
@@ -395,13 +394,13 @@ def test_a_mig_slice_has_no_energy_and_says_why(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
     device = torch.device("cuda", 0)
-    assert comparison.is_mig_slice(device) is is_slice
-    found = energy_counter(device)
+    assert ("MIG slice" in energy.why_none(device)) is is_slice
+    found = energy.energy_counter(device)
     assert (found is not None) is (known == "GPU-1234")
     assert found is None or found[1]() == 4.0
     if found is None:
         one = SimpleNamespace(device=device)
-        said = comparison.energy({"fp32": one}, None, 1, None, None)  # type: ignore[arg-type, dict-item]
+        said = comparison._energy({"fp32": one}, None, 1, None, None)  # type: ignore[arg-type, dict-item]
         assert ("MIG slice" in said[0]) is is_slice
 
 

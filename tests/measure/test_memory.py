@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ampscope.errors import BadInput
 from ampscope.measure import batch_size as batch_size_module
-from ampscope.measure.comparison import batch_size, memory_split, resized
 from ampscope.measure.live_bytes import LiveBytes
+from ampscope.measure.training_steps import batch_size, memory_split, resized
 from ampscope.records import RunSpec
 from ampscope.runner.training import ObservedScaler, Training
 from ampscope.workloads.protocol import Workload

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.shadow import Shadow
 from ampscope.errors import BadInput
-from ampscope.measure.comparison import timed_step
 from ampscope.measure.script_timing import Clock, in_precision
+from ampscope.measure.training_steps import timed_step
 from ampscope.policy import precision as precision_room
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.policy.precision import (

@@ -9,16 +9,34 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ampscope.records import Sample
 from ampscope.store.samples import COLUMNS, row_of
 from ampscope.telemetry.cpu import QUOTA, THERMAL, CpuReader, CpuSensors
-from ampscope.telemetry.own_processes import OwnProcesses, process_clock_ns
+from ampscope.telemetry.own_processes import OwnProcesses, descends, process_clock_ns
 from ampscope.telemetry.values import KernelFile, Values
 
 MEMINFO = "MemTotal:       24684096 kB\nMemFree:        21528736 kB\nMemAvailable:   23739632 kB\n"
+MEMINFO += "".join(
+    f"{name}: 7 kB\n" for name in ("Buffers", "Cached", "Shmem", "Active", "Inactive")
+)
 ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A made-up root whose /proc psutil reads as well."""
+    put(tmp_path, "proc/stat", "btime 0\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
+    return tmp_path
+
+
+def put_process(root: Path, pid: int, parent: int) -> None:
+    """proc(5): the name may hold parentheses; the 22nd number is the start in ticks."""
+    counters = " ".join(["0"] * 17 + [str(pid)] + ["0"] * 30)
+    put(root, f"proc/{pid}/stat", f"{pid} (a ) b) S {parent} {counters}")
 
 
 def put(root: Path, path: str, text: str) -> None:
@@ -42,22 +60,22 @@ def test_values_and_columns_are_those_of_a_sample() -> None:
     assert Sample(*row_of("cpu", 1.0, {"busy_percent": 3.0})) == Sample("cpu", 1.0, 3.0)
 
 
-def test_busy_is_neither_idle_nor_waiting_and_counts_stolen_time(tmp_path: Path) -> None:
-    put(tmp_path, "proc/stat", stat_of(busy=100, idle=1000, wait=50, steal=7))
-    put(tmp_path, "proc/meminfo", MEMINFO)
-    reader = CpuReader(0, tmp_path)
+def test_busy_is_neither_idle_nor_waiting_and_counts_stolen_time(proc: Path) -> None:
+    put(proc, "proc/stat", stat_of(busy=100, idle=1000, wait=50, steal=7))
+    put(proc, "proc/meminfo", MEMINFO)
+    reader = CpuReader(0, proc)
     first = reader.read(0.0)
     assert "busy_percent" not in first  # a share of no time
     assert first["memory_used_bytes"] == (24684096 - 23739632) * 1024
     # 20 busy, 60 idle, 10 waiting, 10 stolen: 30 of 100
-    put(tmp_path, "proc/stat", stat_of(busy=120, idle=1060, wait=60, steal=17))
+    put(proc, "proc/stat", stat_of(busy=120, idle=1060, wait=60, steal=17))
     assert reader.read(1.0)["busy_percent"] == pytest.approx(30.0)
     assert "busy_percent" not in reader.read(1.0)  # no tick has passed
     reader.close()
 
 
-def test_a_machine_without_these_files_is_read_all_the_same(tmp_path: Path) -> None:
-    reader = CpuReader(os.getpid(), tmp_path)
+def test_a_machine_without_these_files_is_read_all_the_same(proc: Path) -> None:
+    reader = CpuReader(os.getpid(), proc)
     for now in (0.0, 0.1):
         found = reader.read(now)
         known = {name for name, value in found.items() if value not in (None, "")}
@@ -89,28 +107,26 @@ def test_the_clock_of_a_process_is_what_it_used() -> None:
 
 
 @ON_LINUX
-@pytest.mark.parametrize("has_lists", [True, False])
-def test_descendants_count_and_the_reader_does_not(tmp_path: Path, has_lists: bool) -> None:
-    """1 is the run; 2 its child; 3 the child's; 4 a stranger; and this process, a child of 1."""
+def test_descendants_count_and_the_reader_does_not(proc: Path) -> None:
+    """11 is the run; 12 its child; 13 the child's; 14 a stranger; and this process, 11's child."""
     mine = os.getpid()
     for pid, parent in ((11, 1), (12, 11), (13, 12), (14, 1), (mine, 11)):
-        put(tmp_path, f"proc/{pid}/stat", f"{pid} (a ) b) S {parent} 0 0")
-    if has_lists:
-        put(tmp_path, "proc/11/task/11/children", f"12 {mine} ")
-        put(tmp_path, "proc/12/task/12/children", "13 ")
+        put_process(proc, pid, parent)
     clock = dict.fromkeys((11, 12, 13, 14, mine), 0)
-    own = OwnProcesses(11, tmp_path, clock.get)
+    own = OwnProcesses(11, clock.get)
     assert own.used_ns(0.0) == 0
     clock.update({11: 1, 12: 20, 13: 300, 14: 4000, mine: 50000})
     assert own.used_ns(0.1) == 321
+    assert [descends(pid, 12) for pid in (11, 12, 13, 14, 15)] == [False, True, True, False, False]
 
 
-def test_a_process_that_comes_later_counts_from_then_on(tmp_path: Path) -> None:
-    put(tmp_path, "proc/11/stat", "11 (run) S 1 0 0")
+@ON_LINUX
+def test_a_process_that_comes_later_counts_from_then_on(proc: Path) -> None:
+    put_process(proc, 11, 1)
     clock = {11: 0, 12: 7_000}
-    own = OwnProcesses(11, tmp_path, clock.get)
+    own = OwnProcesses(11, clock.get)
     own.used_ns(0.0)
-    put(tmp_path, "proc/12/stat", "12 (worker) S 11 0 0")
+    put_process(proc, 12, 11)
     assert own.used_ns(0.5) == 0  # looked for once a second
     assert own.used_ns(100.0) == 0  # found; what it used before is not this reading's
     clock[12] += 30

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ampscope.analysis import run_view
 from ampscope.analysis.control_losses import difference, divergence
+from ampscope.analysis.half_tensors import KEPT, kept_motion, least_moved
+from ampscope.analysis.run_view import TAIL_SHARE, RunView
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
 MAX_SEARCH_SKIPS = 20
@@ -48,7 +49,7 @@ class Symptom(StrEnum):
     DROPPED = "batches are dropped that fp32 trains on"
 
 
-def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[Symptom]:
+def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
     """All symptoms of ``run``; the comparing ones need the fp32 control."""
     broken = any(a.grad_nonfinite and not a.skipped for a in run.steps)
     seen: dict[Symptom, object] = {
@@ -78,9 +79,7 @@ HABIT_SHARE = 0.25  # of the batches; a script that leaves out more trains on ot
 UNLIKELY = 0.01  # that so many batches in a row are left out by their share alone
 
 
-def symptoms_of_control(
-    control: run_view.RunView, baseline: run_view.RunView
-) -> frozenset[Symptom]:
+def symptoms_of_control(control: RunView, baseline: RunView) -> frozenset[Symptom]:
     """What is wrong with a control by itself. A few batches whose loss is not finite are none,
     where the script leaves them out at a line at which the baseline does."""
     found = symptoms(control, None)
@@ -90,7 +89,7 @@ def symptoms_of_control(
     return found - {Symptom.LOSS}
 
 
-def _bad_losses(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
+def _bad_losses(run: RunView, fp32: RunView | None) -> set[int]:
     """Steps with a loss that is not finite. What the script left out by itself is no symptom where
     it is a habit of the script's (:func:`_habits`)."""
     bad = {a.step for a in run.steps if a.loss is not None and not math.isfinite(a.loss)}
@@ -99,7 +98,7 @@ def _bad_losses(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int
     return bad | {c.step for c in run.guarded_losses if c.line not in habits}
 
 
-def _habits(run: run_view.RunView, fp32: run_view.RunView) -> set[str]:
+def _habits(run: RunView, fp32: RunView) -> set[str]:
     """Lines at which the script leaves out batches whose loss is not finite, in fp32 as well.
 
     Both runs come to the same end; or both go on after such batches, as a loop that ends by the
@@ -117,12 +116,12 @@ def _habits(run: run_view.RunView, fp32: run_view.RunView) -> set[str]:
     return {line for line in lines - ended if own[line] < reference[line] + chance}
 
 
-def goes_on(run: run_view.RunView) -> bool:
+def goes_on(run: RunView) -> bool:
     """Steps follow on the batches that the script leaves out for their loss."""
     return not _ending_guards(run)
 
 
-def _ending_guards(run: run_view.RunView) -> set[str]:
+def _ending_guards(run: RunView) -> set[str]:
     """Lines at which leaving out a batch ended the training: a guard that breaks the loop, or that
     leaves out every batch from some point on. No step follows, and so many in a row are unlikely
     by the share of those before."""
@@ -136,7 +135,7 @@ def _ending_guards(run: run_view.RunView) -> set[str]:
     return found
 
 
-def _same_end(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def _same_end(run: RunView, fp32: RunView) -> bool:
     own, reference = run.outcome, fp32.outcome
     return (own.ended, own.exit_code, own.steps) == (
         reference.ended,
@@ -145,21 +144,21 @@ def _same_end(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     )
 
 
-def _ended_on_gradients(run: run_view.RunView) -> bool:
+def _ended_on_gradients(run: RunView) -> bool:
     """The script looked at gradients that were not finite, and ended with an error there."""
     if not run.guarded_gradients or not (run.has_exception or run.outcome.exit_code):
         return False
     return run.guarded_gradients[-1].step >= len(run.steps)
 
 
-def replaces_gradients(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def replaces_gradients(run: RunView, fp32: RunView) -> bool:
     """At a good part of the steps the script put finite numbers in the place of gradients that were
     not finite, and in fp32 it did not: a formula without a derivative is one in any precision."""
     own, other = (len(r.replaced_steps) / max(len(r.steps), 1) for r in (run, fp32))
     return len(run.replaced_steps) >= MIN_REPLACED and own - other > LATE_SKIP_SHARE
 
 
-def ends_early(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def ends_early(run: RunView, fp32: RunView) -> bool:
     """The script ends itself with an error status that its fp32 control does not have, or before
     its first step, or after less than half of the steps and of the time.
 
@@ -180,7 +179,7 @@ def ends_early(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     )
 
 
-def drops_batches(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def drops_batches(run: RunView, fp32: RunView) -> bool:
     """Fewer of the batches that the model saw came to a backward than in fp32, or far fewer of the
     backward passes to an optimizer step than a search for the loss scale explains."""
     own, reference = run.outcome, fp32.outcome
@@ -208,7 +207,7 @@ def drops_batches(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     return False
 
 
-def _of_the_search(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
+def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
     """Steps that a search for the scale left out, whose loss was finite in fp32: a gradient
     penalty, for one, is not finite at a scale that is too high. A search that does not end is a
     symptom of its own, and excuses nothing."""
@@ -220,7 +219,7 @@ def _of_the_search(run: run_view.RunView, fp32: run_view.RunView | None) -> set[
     return set(range(run.leading_skips))
 
 
-def skips_too_often(run: run_view.RunView) -> bool:
+def skips_too_often(run: RunView) -> bool:
     """More than a search at the start: it does not end, or skips come back again and again.
 
     A search ends when the scale holds, however long it was; one that goes below 1 does not end
@@ -239,7 +238,7 @@ def skips_too_often(run: run_view.RunView) -> bool:
     return len(late) >= 2 and len(late) > LATE_SKIP_SHARE * max(total - search, 1)
 
 
-def following_skips(run: run_view.RunView) -> set[int]:
+def following_skips(run: RunView) -> set[int]:
     """Skips with which the scale comes down as gradients grow: each at a scale below all earlier
     ones, and at a product of scale and gradients as large as that of any taken step. Gradients that
     overflow for another reason do so at products at which other steps were taken."""
@@ -264,7 +263,7 @@ def following_skips(run: run_view.RunView) -> set[int]:
     return found
 
 
-def evaluates_badly(run: run_view.RunView, fp32: run_view.RunView | None) -> bool:
+def evaluates_badly(run: RunView, fp32: RunView | None) -> bool:
     """Evaluation gave NaN or Inf, and more of it than in fp32: the logits of forbidden actions and
     the scores of dead beams are minus infinity in any precision."""
     own = run.outcome
@@ -276,7 +275,7 @@ def evaluates_badly(run: run_view.RunView, fp32: run_view.RunView | None) -> boo
     return own.eval_nan > reference.eval_nan or more_inf or only_here
 
 
-def progress(run: run_view.RunView, count: int | None = None) -> float | None:
+def progress(run: RunView, count: int | None = None) -> float | None:
     """How far the loss fell within the first ``count`` losses, to the mean of their last fifth."""
     head, tail = run.head_loss, run.tail_of(count)
     if head is None or tail is None or not math.isfinite(tail):
@@ -284,7 +283,7 @@ def progress(run: run_view.RunView, count: int | None = None) -> float | None:
     return head - tail
 
 
-def is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def is_behind(run: RunView, fp32: RunView) -> bool:
     """fp32 learned clearly and this run learned less than half as much, in as many steps; over the
     whole run, or since another optimizer took over.
 
@@ -294,9 +293,7 @@ def is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     return _is_behind(run, fp32) or any(_is_behind(*last) for last in _last_phase(run, fp32))
 
 
-def _last_phase(
-    run: run_view.RunView, fp32: run_view.RunView
-) -> list[tuple[run_view.RunView, run_view.RunView]]:
+def _last_phase(run: RunView, fp32: RunView) -> list[tuple[RunView, RunView]]:
     """Both runs since another optimizer took over at the same step; none where none did, or where
     too little followed."""
     own, other = run.last_phase, fp32.last_phase
@@ -305,7 +302,7 @@ def _last_phase(
     return [(own, other)] if min(len(own.steps), len(other.steps)) >= MIN_PHASE else []
 
 
-def _is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def _is_behind(run: RunView, fp32: RunView) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     if not count or fp32.head_loss is None:
         return False
@@ -331,19 +328,19 @@ def _is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
 
 def _ordinary(losses: Sequence[float], head: float) -> list[int]:
     """Places in the last fifth whose loss is neither many times the others' nor above ``head``."""
-    places = range(len(losses) - max(1, int(len(losses) * run_view.TAIL_SHARE)), len(losses))
+    places = range(len(losses) - max(1, int(len(losses) * TAIL_SHARE)), len(losses))
     usual = statistics.median([abs(losses[n]) for n in places])
     return [n for n in places if not abs(losses[n]) > max(HEAVY * usual, abs(head))]
 
 
-def is_frozen(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def is_frozen(run: RunView, fp32: RunView) -> bool:
     """Taken steps leave most weights as they are, and fp32's do not; nor do the weights come as
     far over the run."""
-    moved = run_view.least_moved(run, fp32)
+    moved = least_moved(run, fp32)
     if moved is None or moved.own >= 0.5 * moved.reference:
         return False
-    kept = run_view.kept_motion(run, fp32)
-    return kept is None or kept < run_view.KEPT
+    kept = kept_motion(run, fp32)
+    return kept is None or kept < KEPT
 
 
 # Gradient entries that half precision lost: zero in the run, and not in its fp32 control.
@@ -358,14 +355,14 @@ MOSTLY = 0.1  # share of zeros up to which fp32's gradient of a parameter counts
 LATE = 5  # last steps with finite gradients
 
 
-def late_zero_share(run: run_view.RunView) -> float:
+def late_zero_share(run: RunView) -> float:
     """Exactly zero gradient entries in the last steps with finite gradients."""
     seen = run.own_gradients[-LATE:]
     total = sum(a.grad_total for a in seen)
     return sum(a.grad_zero for a in seen) / total if total else 0.0
 
 
-def dead_parameters(run: run_view.RunView, fp32: run_view.RunView) -> list[str]:
+def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
     """Parameters without any gradient here that in fp32 have a part of it that matters.
 
     A bias before a normalisation has a gradient of rounding noise in fp32 and none in half: the
@@ -401,7 +398,7 @@ class GradientError:
     parameter: str
 
 
-def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientError | None:
+def gradient_error(run: RunView, fp32: RunView) -> GradientError | None:
     """Of the first step, at which both runs have the same weights. None where its gradients are
     not finite, were not sampled, or belong to another batch or other random numbers."""
     if difference(run, fp32) or not (run.steps and fp32.steps):
@@ -435,7 +432,7 @@ def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientErr
     )
 
 
-def learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def learns_slower(run: RunView, fp32: RunView) -> bool:
     """fp32 made progress within the steps that both made, and this run clearly less; over the whole
     run, or since another optimizer took over."""
     return _learns_slower(run, fp32) or any(
@@ -443,7 +440,7 @@ def learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     )
 
 
-def _learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+def _learns_slower(run: RunView, fp32: RunView) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     own, reference = progress(run, count), progress(fp32, count)
     return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
@@ -453,7 +450,7 @@ LAGS = 0.1  # of fp32's progress; healthy bf16 weights lag by less than 0.01
 SURE = 2.0  # standard errors
 
 
-def lags(run: run_view.RunView, fp32: run_view.RunView, least: float = LAGS) -> bool:
+def lags(run: RunView, fp32: RunView, least: float = LAGS) -> bool:
     """Whether the loss is behind fp32's batch by batch, by ``least`` of what fp32 has learned and
     beyond chance. The same batches scatter alike in both runs, so their difference tells more than
     either course does. Over the whole run, or since another optimizer took over."""
@@ -461,10 +458,10 @@ def lags(run: run_view.RunView, fp32: run_view.RunView, least: float = LAGS) -> 
     return any(_lags(*pair, least) for pair in pairs)
 
 
-def _lags(run: run_view.RunView, fp32: run_view.RunView, least: float) -> bool:
+def _lags(run: RunView, fp32: RunView, least: float) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     reference = progress(fp32, count)
-    last = slice(count - int(count * run_view.TAIL_SHARE), count)
+    last = slice(count - int(count * TAIL_SHARE), count)
     behind = [a - b for a, b in zip(run.losses[last], fp32.losses[last], strict=True)]
     if not reference or reference <= 0 or len(behind) < 3 or not all(map(math.isfinite, behind)):
         return False

@@ -12,12 +12,11 @@ from functools import partial
 
 import torch
 
-from ampscope.measure.comparison import (
+from ampscope.measure.energy import energy_counter, energy_of
+from ampscope.measure.training_steps import (
     StepSeconds,
     batch_of,
     batch_size,
-    energy_counter,
-    energy_of,
     prepared,
     step_times,
     timed_step,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ampscope.measure.comparison import batch_of, memory_split
+from ampscope.measure.training_steps import batch_of, memory_split
 from ampscope.records import Result, RunSpec
 from ampscope.runner.probe import prepare
 from ampscope.runner.training import training_step

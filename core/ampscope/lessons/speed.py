@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ampscope.measure.comparison import batch_of, prepared, step_times, timed_step
 from ampscope.measure.matmuls import matmul, matmul_rate, refusal
 from ampscope.measure.rates import first_time, interleaved
+from ampscope.measure.training_steps import batch_of, prepared, step_times, timed_step
 from ampscope.records import Reading, Result, RunSpec
 
 SIZES = {"cpu": (64, 128, 256, 512), "cuda": (512, 1024, 2048, 4096)}

@@ -30,9 +30,9 @@ import torch
 import torch._dynamo  # 30 MiB that every optimizer imports, before the limit is set
 
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
-from ampscope.measure.comparison import Limit, batch_of, batch_size, timed_step
 from ampscope.measure.live_bytes import LiveBytes
-from ampscope.measure.timing import summary
+from ampscope.measure.timing import Limit, summary
+from ampscope.measure.training_steps import batch_of, batch_size, timed_step
 from ampscope.records import BatchPrediction, BatchTrial, LargestBatch, RunSpec
 from ampscope.runner.device import limit_memory
 from ampscope.runner.probe import prepare
@@ -310,7 +310,7 @@ def _read(answer: bytes) -> BatchTrial:
     content = json.loads(answer)
     if "wrong" in content:
         raise BadInput(content["wrong"])
-    found = decode_result("BatchTry", json.dumps(content["try"]))
+    found = decode_result("BatchTrial", json.dumps(content["try"]))
     assert isinstance(found, BatchTrial)
     return found
 

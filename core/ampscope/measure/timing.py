@@ -1,4 +1,4 @@
-"""One call, timed often: median and quartiles."""
+"""One call, timed often: median and quartiles; and how much time there is left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,24 @@ import numpy as np
 import torch
 
 from ampscope.records import Timing
+
+USABLE_SHARE = 0.9  # of the time limit; what ends at it has lost its results
+
+
+class Limit:
+    """The time limit, of which a little is left over for the end."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._began = time.monotonic()
+        self._limit_s = limit_s * USABLE_SHARE
+
+    def gone_s(self) -> float:
+        """Since the measurement began."""
+        return time.monotonic() - self._began
+
+    def left_s(self) -> float:
+        """Negative when it has passed."""
+        return self._limit_s - self.gone_s()
 
 
 def summary(seconds: Sequence[float]) -> Timing:

@@ -17,7 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import MIN_STAGNATED, worst_sum
+from ampscope.analysis.half_sums import MIN_STAGNATED, worst_sum
 from ampscope.observations import INACCURATE_ERROR, BadOp
 from ampscope.rules.verdict import (
     Fix,

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import INACCURATE_SPREAD, inaccurate_table, owner_of_only_table
+from ampscope.analysis.half_tensors import INACCURATE_SPREAD, inaccurate_table, owner_of_only_table
 from ampscope.rules.verdict import (
     Fix,
     Measurement,

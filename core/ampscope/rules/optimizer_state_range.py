@@ -20,7 +20,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import (
+from ampscope.analysis.half_optimizer_state import (
     FALLS,
     RIGID,
     HalfState,

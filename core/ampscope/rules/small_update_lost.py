@@ -24,13 +24,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import (
+from ampscope.analysis.half_sums import MIN_AVERAGE_STAGNATED, stagnated_average
+from ampscope.analysis.half_tensors import (
     KEEPS_UP,
     KEPT,
-    MIN_AVERAGE_STAGNATED,
     SLOW,
     STANDS,
-    RunView,
     averages_keep_up,
     half_weights,
     kept_descent,
@@ -38,10 +37,10 @@ from ampscope.analysis.run_view import (
     least_moved,
     rounded_weights,
     slow_average,
-    stagnated_average,
     standing_share,
     was_cast,
 )
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import lags, learns_slower
 from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed

@@ -1,22 +1,31 @@
-"""The CPU: how busy its cores are, with whose work, and memory.
+"""The CPU: how busy its cores are, with whose work, memory, and what its sensors say.
 
 Busy is the share of time that is neither idle nor waiting for a disk, of the cores on which the run
-may work, in /proc/stat (proc(5)). Time that a hypervisor gave to other machines counts as busy: it
-was taken from the run. Ticks are 10 ms long, so one reading on two cores is exact to 5 %; the mean
-over seconds is what says something.
+may work. Time that a hypervisor gave to other machines counts as busy: it was taken from the run.
+Ticks are 10 ms long, so one reading on two cores is exact to 5 %; the mean over seconds is what
+says something. The ticks are read from /proc/stat (proc(5)), because psutil numbers the cores that
+are online from zero, and a run may be tied to some of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import psutil
 
 from ampscope.telemetry.own_processes import OwnProcesses, process_clock_ns
 from ampscope.telemetry.values import SLOW_EVERY_S, KernelFile, Values
 
 LINE_BYTES = 160  # of one core in /proc/stat: ten counters of up to 15 digits
 IDLE, IO_WAIT, STEAL = 3, 4, 7  # places of the counters; those behind are parts of others
+MOST_CORES = 16  # so many are asked for their frequency: on some kernels each one is woken for it
+SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")  # hwmon names of CPU packages
+ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal")
+QUOTA, THERMAL = "CPU quota", "hardware thermal slowdown"
+CPUINFO_BYTES = 65536
 
 
 class CpuReader:
@@ -35,8 +44,7 @@ class CpuReader:
         self._takes_all = self._cores >= everywhere
         lines = 1 if self._takes_all else 1 + max(self._cores | everywhere)
         self._stat = KernelFile(root / "proc/stat", (1 + lines) * LINE_BYTES)
-        self._meminfo = KernelFile(root / "proc/meminfo", 256)  # its first lines
-        self._own = OwnProcesses(pid, root, clock_ns) if pid else None
+        self._own = OwnProcesses(pid, clock_ns) if pid else None
         self._sensors = CpuSensors(pid or os.getpid(), self._cores, root)
         self._before: tuple[int, int] | None = None  # busy and all ticks
         self._was: tuple[float, float | None] | None = None  # time and energy of the last reading
@@ -50,17 +58,16 @@ class CpuReader:
             if whole > 0:
                 found["busy_percent"] = min(100.0, max(0.0, 100 * busy / whole))
         self._before = ticks or self._before
-        available, total = (self._meminfo.field(n) for n in (b"MemAvailable:", b"MemTotal:"))
-        if available is not None and total is not None:
-            found["memory_used_bytes"] = (total - available) * 1024
+        with contextlib.suppress(OSError):  # a machine that shows none
+            memory = psutil.virtual_memory()
+            found["memory_used_bytes"] = memory.total - memory.available
         self._read_rates(found, now)
         return found
 
     def close(self) -> None:
         """Close the files."""
-        for held in (self._stat, self._meminfo, self._sensors, self._own):
-            if held is not None:
-                held.close()
+        self._stat.close()
+        self._sensors.close()
 
     def _read_rates(self, found: Values, now: float) -> None:
         """The run's own share, and power from energy."""
@@ -107,23 +114,15 @@ def _usable(pid: int) -> frozenset[int]:
         return frozenset()
 
 
-# A CPU's frequency, temperature, energy, and what holds it back, where Linux reports it.
-#
-# Sources: the kernel's documentation of cpufreq (scaling_cur_freq, kHz), hwmon and thermal zones
-# (thousandths of a degree), powercap (intel-rapl, microjoules, which AMD's fills as well), the
-# thermal_throttle counters of x86, and the CPU controller of cgroup v2 (nr_throttled in cpu.stat).
-# Virtual machines have few of these, often none.
-
-
-MOST_CORES = 16  # so many are asked for their frequency: on some kernels each one is woken for it
-SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")  # hwmon names of CPU packages
-ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal")
-QUOTA, THERMAL = "CPU quota", "hardware thermal slowdown"
-CPUINFO_BYTES = 65536
-
-
 class CpuSensors:
-    """Asked at every reading; it reads what is slow once a second and repeats it in between."""
+    """A CPU's frequency, temperature and energy, and what holds it back, where Linux reports them.
+    Asked at every reading; it reads what is slow once a second and repeats it in between.
+
+    Sources: the kernel's documentation of cpufreq (scaling_cur_freq, kHz), hwmon and thermal zones
+    (thousandths of a degree), powercap (intel-rapl, microjoules, which AMD's fills as well), the
+    thermal_throttle counters of x86, and the CPU controller of cgroup v2 (nr_throttled in
+    cpu.stat). Virtual machines have few of these, often none.
+    """
 
     def __init__(self, pid: int, cores: frozenset[int], root: Path = Path("/")) -> None:
         cpus = root / "sys/devices/system/cpu"

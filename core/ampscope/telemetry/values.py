@@ -51,14 +51,12 @@ class DeviceReader(Protocol):
         ...
 
 
-# Files of /proc and /sys that are read again and again: opened once, read from their beginning.
-
-
 MAX_BYTES = 4096  # more than any of them but /proc/stat and /proc/cpuinfo on a large machine
 
 
 class KernelFile:
-    """One file. A file that is absent or gives an error reads as empty."""
+    """A file of /proc or /sys that is read again and again: opened once, read from its beginning.
+    One that is absent or gives an error reads as empty."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
@@ -85,7 +83,7 @@ class KernelFile:
             return None
 
     def field(self, name: bytes) -> int | None:
-        """The number behind ``name`` at the beginning of a line (``MemTotal:  24684096 kB``)."""
+        """The number behind ``name`` at the beginning of a line (``nr_throttled 4``)."""
         text = self.read()
         place = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
         if not text.startswith(name, place):
