@@ -46,7 +46,7 @@ from ampscope.capture.weights import count_updates, gradient_norm
 from ampscope.records import Cadence, Role
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.watcher.capsule import CapsuleLimits, collected, packed
-from ampscope.watcher.numbers import checked, read_numbers
+from ampscope.watcher.gradient_norms import start_norms
 from tests.helpers.watched import recorded
 from tests.helpers.wrapper_tensors import Float8Weight, Int8Weight, Opaque, Tagged, Twins
 
@@ -316,7 +316,7 @@ def instruments(tensor: Tensor, folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: motion.start([tensor], is_wanted=True)
     yield motion.measured
     yield lambda: count_updates(counts, [(0, p, before) for p, before in motion.take()])
-    yield lambda: checked(read_numbers({0: tensor}, None).norms(), {0: tensor})
+    yield lambda: start_norms({0: tensor}, None).check({0: tensor})
     yield lambda: packed({"x": (tensor,)}, "args", {})
     yield lambda: collected(_about(), [], {"w": tensor}, [], CapsuleLimits(), without_weights="")
     if (values := opened(tensor)) is not None and values.is_floating_point():

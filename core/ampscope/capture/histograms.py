@@ -30,7 +30,7 @@ from ampscope.capture.exponent_count import (
 )
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD, Subscription
-from ampscope.capture.model_map import Numbers
+from ampscope.capture.model_map import ModuleNumbers
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import (
     Unreadable,
@@ -57,7 +57,7 @@ class HistogramHooks:
 
     def __init__(
         self,
-        names: Numbers,
+        names: ModuleNumbers,
         counts: Accumulator,
         failures: Failures | None = None,
         guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = _unguarded,

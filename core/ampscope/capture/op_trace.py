@@ -27,7 +27,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backwa
 
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, Subscription
-from ampscope.capture.model_map import Numbers
+from ampscope.capture.model_map import ModuleNumbers
 from ampscope.numerics.formats import dtype_name
 from ampscope.records import OpRecord
 
@@ -137,7 +137,7 @@ class OpTrace:
 
     def __init__(
         self,
-        names: Numbers,
+        names: ModuleNumbers,
         executes: TorchDispatchMode | None = None,
         failures: Failures | None = None,
     ) -> None:
@@ -333,7 +333,7 @@ _MOST_RANGES = 200_000  # kept when a whole training is one pass, about 400 step
 class OpPlace:
     """Follows the running modules while entered; :meth:`now` says where an op belongs."""
 
-    def __init__(self, names: Numbers) -> None:
+    def __init__(self, names: ModuleNumbers) -> None:
         self.names = names
         self.outside = "forward"  # phase of ops outside modules and backward passes
         self._stack = [_ROOT]

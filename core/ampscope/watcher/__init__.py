@@ -5,16 +5,16 @@
 
 watch             checks what it is given, opens a session; the figure in a notebook
 session           one watched training, step by step; calls what is named below
-our_optimizers    which optimizers step the watched models
+watched_optimizers  which optimizers step the watched models
 models            numbers and names of modules and parameters; which rank this process is
-numbers           what is read at every step: a norm per parameter, loss, clips
+gradient_norms    what is read at every step: a norm per parameter, loss; clips: the training's own
 schedule          at which steps histograms are taken, and when the schedule tightens
 histograms        the exponent histograms of a step
 flight            what is needed to run the present step again
 bad_steps         what is done about a step that is not finite
 capsule           such a step as a file: what it holds, how it is packed, which ones are kept
 replay            runs a capsule again, op by op and beside fp32; replay_child is its process
-step_end          the record of a step that is over
+step              an open step, its numbers, and its record when it is over
 alarms            what a user should know of; alarm_dispatcher reports it
 state_guard       whether a checkpoint taken now is healthy, and which was the last
 webhook           sends alarms to an address

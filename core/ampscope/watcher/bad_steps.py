@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import Place, WatchedModels
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.replay import Replay, replay
-from ampscope.watcher.step_end import Reading
+from ampscope.watcher.step import StepNumbers
 
 
 class BadSteps:
@@ -68,15 +69,15 @@ class BadSteps:
         self._capsule_store.good()
 
     def examine(
-        self, step: int, read: Reading, forwards: Sequence[Forward], sums: Sequence[Tensor], *,
-        is_late: bool,
+        self, step: int, numbers: StepNumbers, forwards: Sequence[Forward],
+        sums: Sequence[Tensor], *, is_late: bool,
     ) -> list[Event]:  # fmt: skip
         """Events of a bad step, of whose backward the sentinel took the ``sums``. ``is_late``: it
         is over, and the weights may be other ones. Waits for the device."""
-        loss, scale = read.readout.loss, read.scale
-        loss_is_bad = read.is_loss_bad and not read.is_search
+        loss, scale = numbers.loss, numbers.scale
+        loss_is_bad = numbers.is_loss_bad and not numbers.is_search
         where, text = self._first_sign(loss if loss_is_bad else None, forwards, sums)
-        if read.is_search:
+        if numbers.is_search:
             where = "backward"
             text = f"A gradient that the loss is computed with made it {value(loss)}."
         fault = self._capsule_store.is_fault(scale, loss_is_bad=loss_is_bad)
@@ -121,16 +122,20 @@ class BadSteps:
         return _said(lambda: self._run_again(forwards[-1:], scale or 1.0))
 
     def _run_again(self, forwards: Sequence[Forward], scale: float) -> Replay:
-        self.look_away(on=True)
-        try:
-            plain = {root.name: root.plain for root in self._models.roots}
-            with script_ops():
-                return replay(plain, forwards, scale, self._models)
-        finally:
-            self.look_away(on=False)
+        plain = {root.name: root.plain for root in self._models.roots}
+        with self.paused(), script_ops():
+            return replay(plain, forwards, scale, self._models)
 
-    def look_away(self, *, on: bool) -> None:
-        """What a replay runs is none of the training's."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs meanwhile is none of the training's."""
+        self._pause(on=True)
+        try:
+            yield
+        finally:
+            self._pause(on=False)
+
+    def _pause(self, *, on: bool) -> None:
         self._flight.is_paused = on
         self._histograms.pause(on=on)
         if self.sentinel is not None:

@@ -35,7 +35,7 @@ from ampscope.record_json import Decoder, Refusal
 from ampscope.records import Event
 from ampscope.store.db import make_folder
 from ampscope.watcher.alarms import CALIBRATED_BELOW
-from ampscope.watcher.flight import Autocast, Forward, Past, Randomness
+from ampscope.watcher.flight import Autocast, Forward, Randomness, StepSummary
 from ampscope.watcher.models import WatchedModels
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Capsule:
     forwards: tuple[Forward, ...]
     weights: Mapping[str, Tensor]  # by dotted name, the model's in front with several
     checks: Mapping[str, float]  # a sum over each parameter: other weights have others
-    past: tuple[Past, ...]
+    past: tuple[StepSummary, ...]
     parameters: tuple[str, ...]  # the names of the norms in `past`
 
     @property
@@ -103,7 +103,7 @@ def collected(
     about: About,
     forwards: Sequence[Forward],
     parameters: Mapping[str, Tensor],
-    past: Sequence[Past],
+    past: Sequence[StepSummary],
     limits: CapsuleLimits,
     *,
     without_weights: str = "",
@@ -273,7 +273,7 @@ def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     norms = tensors.get("past/norms", torch.empty(0, len(told.parameters))).double().numpy()
     if norms.shape != (len(told.past), len(told.parameters)):
         raise Refusal("value", "the norms of its last steps are not one for each parameter")
-    past = [Past(*step, norms[i]) for i, step in enumerate(told.past)]
+    past = [StepSummary(*step, norms[i]) for i, step in enumerate(told.past)]
     weights = {
         name.partition("/")[2]: tensor
         for name, tensor in tensors.items()
@@ -479,7 +479,7 @@ class CapsuleStore:
     def __init__(
         self,
         models: WatchedModels,
-        past: Iterable[Callable[[], Past]],
+        past: Iterable[Callable[[], StepSummary]],
         store: Path,
         limits: CapsuleLimits,
     ) -> None:

@@ -60,7 +60,7 @@ class FlightRecorder:
         self._threads = threads
         self._guard = guard
         self.forwards: list[Forward] = []
-        self.past: deque[Callable[[], Past]] = deque(maxlen=RING)  # few are ever asked for
+        self.past: deque[Callable[[], StepSummary]] = deque(maxlen=RING)  # few are ever asked for
         self.time = OwnTime()
         self.peaks = Peaks()
         self.is_paused = False
@@ -472,7 +472,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class StepSummary:
     """The numbers of one step that is over."""
 
     step: int

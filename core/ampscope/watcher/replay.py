@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.model_map import ModelMap, Numbers
+from ampscope.capture.model_map import ModelMap, ModuleNumbers
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script.call_log import wrap_functions
 from ampscope.capture.script.module_paths import ModulePaths
@@ -67,7 +67,7 @@ def replay(
     models: Mapping[str, nn.Module],
     forwards: Sequence[Forward],
     scale: float,
-    names: Numbers | None = None,
+    names: ModuleNumbers | None = None,
 ) -> Replay:
     """Run the forwards one after another; the first that is not finite decides, else the last.
 
@@ -113,7 +113,7 @@ def _part(models: Mapping[str, nn.Module], forward: Forward) -> nn.Module:
         raise BadInput(f"The capsule is of another model: {error}") from error
 
 
-def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
+def _replayed(rerun: Rerun, path: str, names: ModuleNumbers) -> Replay:
     trace = OpTrace(names)
     shadow = Shadow(ModelMap(rerun.model), 0, rerun.scale)
     paths, lines = ModulePaths(), SourceLines()
@@ -146,7 +146,9 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
     return Replay(first, where, text, shadows, trace.take(), notes)
 
 
-def _numbered(shadows: list[ShadowRecord], model: nn.Module, names: Numbers) -> list[ShadowRecord]:
+def _numbered(
+    shadows: list[ShadowRecord], model: nn.Module, names: ModuleNumbers
+) -> list[ShadowRecord]:
     """``shadows`` with the caller's module numbers instead of the replay's."""
     every = [module for _, module in modules(model)]
     numbers = ((record, names.index(every[record.module])) for record in shadows)

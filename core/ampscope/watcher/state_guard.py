@@ -21,8 +21,8 @@ from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import floats
 from ampscope.capture.user_objects import buffers, parameters, state_of
 from ampscope.errors import BadInput
+from ampscope.watcher.gradient_norms import first_nonfinite, start_norms
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.numbers import first_nonfinite, read_numbers
 
 TEXTS = {
     "optimizer_state_poisoned": "The optimizer's state {} is not finite: every later update of its "
@@ -113,7 +113,7 @@ def _bad(tensors: Mapping[str, Tensor]) -> str:
     them is not finite, as a sum of squares in fp32 overflows above 2^64."""
     with torch.no_grad(), own_ops():
         some = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
-        norms = read_numbers({}, None, list(some.values())).weights
+        norms = start_norms({}, None, list(some.values())).weights
         if all(norm - norm == 0.0 for norm in norms):
             return ""
         return first_nonfinite(some)

@@ -35,7 +35,7 @@ class _Held:
     unknown: int  # parameters of no watched model
 
 
-class OurOptimizers:
+class WatchedOptimizers:
     """Those that were ``given``; with none given, all that hold a watched parameter.
 
     An optimizer that steps parameters of a given one takes its place (a training that begins a new
