@@ -45,8 +45,9 @@ from ampscope.capture.tensors import (
 from ampscope.capture.weights import count_updates, gradient_norm
 from ampscope.records import Cadence, Role
 from ampscope.runner.script_recorder import ScriptRecorder
-from ampscope.watcher.capsule import CapsuleLimits, collected, packed
+from ampscope.watcher.capsule import CapsuleLimits, collected
 from ampscope.watcher.gradient_norms import start_norms
+from ampscope.watcher.packed_values import packed
 from tests.helpers.watched import recorded
 from tests.helpers.wrapper_tensors import Float8Weight, Int8Weight, Opaque, Tagged, Twins
 

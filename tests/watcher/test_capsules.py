@@ -23,8 +23,9 @@ import ampscope
 from ampscope.errors import BadInput
 from ampscope.records import Role
 from ampscope.watcher import capsule as capsule_file
-from ampscope.watcher.capsule import NotKept, _described, first_not_kept, packed, unpacked
+from ampscope.watcher.capsule import _described
 from ampscope.watcher.flight import Autocast, Forward, Randomness
+from ampscope.watcher.packed_values import NotKept, first_not_kept, packed, unpacked
 from tests.helpers.overflowing import overflow
 from tests.helpers.watched import recorded, small_net, train_fp16, watching
 

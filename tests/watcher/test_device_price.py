@@ -23,8 +23,8 @@ from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.bad_steps import BadSteps
+from ampscope.watcher.buffer_copies import CalledModule
 from ampscope.watcher.capsule import load
-from ampscope.watcher.flight import CalledModule
 from ampscope.watcher.gradient_norms import start_norms
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms

@@ -10,9 +10,10 @@ models            numbers and names of modules and parameters; which rank this p
 gradient_norms    what is read at every step: a norm per parameter, loss; clips: the training's own
 schedule          at which steps histograms are taken, and when the schedule tightens
 histograms        the exponent histograms of a step
-flight            what is needed to run the present step again
+flight            what is needed to run the present step again; buffer_copies is a part of it
 bad_steps         what is done about a step that is not finite
-capsule           such a step as a file: what it holds, how it is packed, which ones are kept
+capsule           such a step as a file; packed_values: a model's arguments in it
+capsule_store     which bad steps are kept, and where
 replay            runs a capsule again, op by op and beside fp32; replay_child is its process
 step              an open step, its numbers, and its record when it is over
 alarms            what a user should know of; alarm_dispatcher reports it

@@ -18,9 +18,9 @@ from ampscope.capture.user_objects import children
 from ampscope.errors import BadInput
 from ampscope.number_words import value
 from ampscope.records import Event
-from ampscope.watcher import capsule
 from ampscope.watcher.alarm_dispatcher import WatchSettings
-from ampscope.watcher.capsule import About, CapsuleStore
+from ampscope.watcher.capsule import SHARDED, About
+from ampscope.watcher.capsule_store import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
@@ -97,7 +97,7 @@ class BadSteps:
             policy=self.policy,
             torch=torch.__version__,
         )
-        why = capsule.SHARDED if self._models.is_sharded else "the step was over" if is_late else ""
+        why = SHARDED if self._models.is_sharded else "the step was over" if is_late else ""
         try:
             kept = self._capsule_store.keep(about, forwards, self._recorder, without_weights=why)
             events.append(kept)

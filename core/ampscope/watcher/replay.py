@@ -29,8 +29,8 @@ from ampscope.observations import BadOp
 from ampscope.patches import Patches
 from ampscope.records import OpRecord, ShadowRecord
 from ampscope.source_lines import SourceLines, line_name
-from ampscope.watcher.capsule import first_not_kept
 from ampscope.watcher.flight import Forward, Randomness
+from ampscope.watcher.packed_values import first_not_kept
 
 _OUTSIDE = {
     "loss": "the loss function, which is not part of it, made what was not finite.",

@@ -48,7 +48,7 @@ from ampscope.runner.device import describe, read_too, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
 from ampscope.watcher.alarms import Alarms, Signs, warn
 from ampscope.watcher.bad_steps import BadSteps
-from ampscope.watcher.capsule import CapsuleStore
+from ampscope.watcher.capsule_store import CapsuleStore
 from ampscope.watcher.clips import Clips
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.gradient_norms import first_nonfinite, in_parts, start_norms
