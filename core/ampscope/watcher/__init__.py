@@ -5,6 +5,7 @@
 
 watch             checks what it is given, opens a session; the figure in a notebook
 session           one watched training, step by step; calls what is named below
+watched_run       what a run says of itself: its row in the store, what cannot be seen
 watched_optimizers  which optimizers step the watched models
 models            numbers and names of modules and parameters; which rank this process is
 gradient_norms    what is read at every step: a norm per parameter, loss; clips: the training's own

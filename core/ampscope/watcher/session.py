@@ -11,8 +11,6 @@ On CUDA the numbers of a step travel to the host while the training goes on, and
 finished while the next one runs. With a plain GradScaler the numbers are read after its own wait;
 where the script calls ``unscale_`` itself, the watch waits there. Nothing waits for the histograms
 of a good step.
-
-Also here: what a watched run says of itself.
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ from ampscope.capture.exponent_count import prepare
 from ampscope.capture.failures import working_s
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.capture.tensors import in_backward, readable
+from ampscope.capture.tensors import in_backward
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
-from ampscope.capture.user_objects import IdSet, groups_of
+from ampscope.capture.user_objects import IdSet
 from ampscope.errors import BadInput
 from ampscope.healthy import mark_healthy
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
-from ampscope.records import Event, Machine, Role, RunSpec, State, watched
+from ampscope.records import Event, Role, State
 from ampscope.runner.device import describe, read_too, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
 from ampscope.watcher.alarms import Alarms, Signs, warn
@@ -56,33 +54,23 @@ from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import Place, WatchedModels
 from ampscope.watcher.recorder import Recorder
-from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
+from ampscope.watcher.schedule import TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard
 from ampscope.watcher.step import (
     ClosedStep,
     OpenStep,
     PendingFlag,
     StepNumbers,
+    lr_on_device,
     scaler_numbers,
 )
-from ampscope.watcher.watched_optimizers import WatchedOptimizers
+from ampscope.watcher.watched_optimizers import UnseenSteps, WatchedOptimizers
+from ampscope.watcher.watched_run import notes, run_of
 from ampscope.watcher.webhook import Webhook
 
-UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
 WEIGHT_SCAN_STEPS = 4  # steps in which every weight is looked at once
 INSIDE_TEXT = (
     "The optimizer steps inside backward: the step cannot be run again before it is taken."
-)
-TAPS_TEXT = (
-    "{} is compiled, with taps in its graphs: outputs of modules and the gradients there are "
-    "counted. What computes nothing of its own there has no tap. A tensor that is read is kept in "
-    "memory, so the last bits of a loss may differ from those of the same training without taps: "
-    "docs/compiled.md has by how much, and how to measure it in yours."
-)
-UNSEEN_TEXT = (
-    "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
-    "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
-    "alarm can ring. Call optimizer.step() outside of what torch.compile compiles."
 )
 CAPTURED_TEXT = (
     "A CUDA graph is recorded (torch.cuda.graph, make_graphed_callables): what runs in it is not "
@@ -114,7 +102,6 @@ class Session(TrainingListener):
         )
         self._state = StateGuard(models, settings.ema) if settings.guard else None
         self._state_alarms: list[Event] = []  # of averages, seen before a backward
-        self._stepping: IdSet[Optimizer] = IdSet()
         self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
         inside = TappedHistograms(models, guard, self._unseen) if settings.taps else None
@@ -137,15 +124,10 @@ class Session(TrainingListener):
         self._late_alarms: list[Event] = []  # to be reported at the end of the present step
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
-        self._smallest = min(trained, key=Tensor.numel, default=None)
-        self._first: Tensor | None = None  # a copy of it as it was at the first backward
-        self._backwards = 0  # so far, without a step
+        self._unseen_steps = UnseenSteps(trained, self._unseen)
         self._has_stepped = self._has_sampler = False
-        self._knows_of_steps = False  # one has begun, or it was said that none is seen
-        self._is_late = False  # gradients are read behind the step, which has a closure
         self._inside: list[tuple[Optimizer, StepNumbers]] = []  # stepped in the backward that runs
         self._backward = -1  # torch's number of it
-        self._looked = -1  # the last step that looked at weights
         self._parts_of_weights = in_parts([p.tensor for p in models.parameters], WEIGHT_SCAN_STEPS)
         self._numbers: dict[int, StepNumbers] = {}  # by optimizer, between complete and stepped
 
@@ -157,7 +139,7 @@ class Session(TrainingListener):
         for note in notes(self._models, self.place, taps=self._histograms.inside is not None):
             self.recorder.event(note)
         self._sample()
-        self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
+        self.guard.call(self._unseen_steps.look)  # keeps a copy of one small parameter
         if self._device.type == "cpu":
             self.guard.call(tensor_table.works)  # compiles now, and not within a step
         self._prepare()
@@ -215,7 +197,7 @@ class Session(TrainingListener):
         self.guard.call(self.backward_ended)  # of a backward that raised
         self.detach()
         if not self._has_stepped and self._histograms.has_gradients:
-            self.guard.call(self._look_for_unseen_steps, last=True)
+            self.guard.call(self._unseen_steps.look, last=True)
         try:
             self.guard.call(self._report_late)
         finally:
@@ -249,24 +231,7 @@ class Session(TrainingListener):
             self._note(self._state.before_backward(), self.now.step - 1)
             self.now.own_s += working_s() - started
         if not self._has_stepped:
-            self._look_for_unseen_steps()
-
-    def _look_for_unseen_steps(self, *, last: bool = False) -> None:
-        """What torch.compile traces calls no hook: weights that change while no step was ever seen
-        are stepped where nothing is seen of it. Looked at in ever longer intervals."""
-        count = self._backwards = self._backwards + 1
-        is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
-        if self._smallest is None or self._knows_of_steps or not is_due:
-            return
-        with torch.no_grad(), own_ops():
-            now = readable(self._smallest)
-            if now is None:
-                return
-            if self._first is None or (count == 2 and not last):  # after what was loaded meanwhile
-                self._first = now.clone()
-            elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
-                self._knows_of_steps = True
-                self._unseen(UNSEEN_TEXT)
+            self._unseen_steps.look()
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
@@ -292,7 +257,7 @@ class Session(TrainingListener):
             self._locate()
         gradients = self._optimizers.gradients(optimizer)
         with own_ops():
-            loss, weights = self.now.take_loss(), self._some_weights(step)
+            loss, weights = self.now.take_loss(), self._some_weights()
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
             of_scaler = scaler_numbers(scaler)
             rate = lr_on_device(optimizer)
@@ -344,7 +309,7 @@ class Session(TrainingListener):
             if not in_backward():  # otherwise once the last parameter has been reached
                 forwards, sums = self._flight.forwards, self.bad.sums
                 numbers.events += self.bad.examine(
-                    self.now.step, numbers, forwards, sums, is_late=self._is_late
+                    self.now.step, numbers, forwards, sums, is_late=self.now.is_late
                 )
 
     def _judge_behind_wait(self, optimizer: Optimizer) -> None:
@@ -356,17 +321,17 @@ class Session(TrainingListener):
         self._judge(optimizer, numbers, is_unscaled=True)
         self.now.own_s += working_s() - started
 
-    def _some_weights(self, step: int) -> list[Tensor]:
+    def _some_weights(self) -> list[Tensor]:
         """A part of all weights, every part in turn: a weight may go bad alone."""
-        if self._looked == step:  # two optimizers, or one per parameter, in one step
+        if self.now.has_weights:  # two optimizers, or one per parameter, in one step
             return []
-        self._looked = step
-        return self._parts_of_weights[step % WEIGHT_SCAN_STEPS]
+        self.now.has_weights = True
+        return self._parts_of_weights[self.now.step % WEIGHT_SCAN_STEPS]
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step; a closure may call backward several times inside."""
-        self._knows_of_steps = True
-        self._is_late = id(optimizer) not in self._numbers
+        self._unseen_steps.is_known = True
+        self.now.is_late = id(optimizer) not in self._numbers
         self._judge_behind_wait(optimizer)
         self._histograms.before_step(optimizer)
 
@@ -383,7 +348,7 @@ class Session(TrainingListener):
     def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """The step is over, taken or skipped. Optimizers that step while backward runs, each as
         soon as its parameter is reached, make one step together."""
-        self._has_stepped, self._is_late = True, False
+        self._has_stepped, self.now.is_late = True, False
         self._judge_behind_wait(optimizer)  # of a step that was skipped
         numbers = self._numbers.pop(id(optimizer))
         numbers.stalled = self._histograms.stalled_share
@@ -439,9 +404,7 @@ class Session(TrainingListener):
         else:
             alarms += self._finish(closed)
         if self._state is not None:
-            for optimizer in optimizers:
-                self._stepping.add(optimizer)
-            self._note(self._state.after_step(self._stepping), now.step)
+            self._note(self._state.after_step(optimizers), now.step)
             alarms += self._state_alarms
             self._state_alarms = []
         self.dispatcher.reported += alarms
@@ -481,13 +444,7 @@ class Session(TrainingListener):
         is. Waits for the device."""
         if self._state is None:
             raise BadInput("watch() was called without guard=True: it marks no checkpoint.")
-        found = {
-            "the weight": self._state.weights(),
-            "the average": self._state.averages(),
-            "the buffer": self._state.buffers(),
-            "the optimizer's": self._state.optimizer_state(self._stepping),
-        }
-        return next((f"{what} {name} is not finite" for what, name in found.items() if name), "")
+        return self._state.problem()
 
     def _send(self, name: str, alarms: list[Event]) -> None:
         if self._webhook is not None and alarms:
@@ -595,7 +552,10 @@ class Session(TrainingListener):
         return " ".join(parts)
 
 
-# Watches that are on, so that a model is watched by one at a time.
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether GradScaler lets it find out by itself, on the device, that a step is to be left
+    out."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 _OPEN: IdSet[Session] = IdSet()
@@ -621,61 +581,3 @@ def close_watches_of(models: WatchedModels) -> None:
                 flush=True,
             )
         session.close(State.FINISHED, REPLACED)
-
-
-# What a watched run says of itself: its row in the store, what it cannot see, small facts.
-
-
-def program() -> str:
-    """The script as it was started; "" in a program that gives Python no arguments."""
-    given = getattr(sys, "argv", None) or [""]
-    return given[0] if isinstance(given[0], str) else ""
-
-
-def run_of(
-    models: WatchedModels, place: Place, settings: WatchSettings, device: torch.device
-) -> tuple[RunSpec, Machine]:
-    """The run as the store lists it, and where it takes place."""
-    every = EVERY if settings.every is None else settings.every
-    spec = watched(program(), every, settings.name)
-    spec = replace(spec, group=place.group, rank=place.rank, world=place.world)
-    return spec, describe(spec, device)
-
-
-def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
-    """What cannot be seen in this training, and why."""
-    found = [
-        TAPS_TEXT.format(root.name)
-        if taps
-        else f"{root.name} is compiled: what happens inside cannot be seen. Its parameters, their "
-        "gradients, and the gradients at its output can. watch(…, taps=True) before the first step "
-        "counts the outputs of its modules too."
-        for root in models.roots
-        if root.is_compiled
-    ]
-    if place.world > 1 and any(root.is_replicated for root in models.roots):
-        found.append(
-            "Every rank holds all parameters: rank 0 counts the weights and their gradients."
-        )
-    if models.is_sharded:
-        found.append(
-            "Parameters are sharded: each rank counts its own part, and gradient norms are of "
-            "that part."
-        )
-    for reason, names in models.left_alone().items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
-    return [Event(0, "note", "cannot be seen", text) for text in found]
-
-
-def lr_on_device(optimizer: Optimizer) -> Tensor | None:
-    """Its first group's learning rate, where that is a number on a device (a capturable one)."""
-    groups = groups_of(optimizer)
-    rate = groups[0].get("lr") if groups else None
-    return rate if isinstance(rate, Tensor) and not rate.is_cpu and rate.numel() == 1 else None
-
-
-def is_fused(optimizer: Optimizer) -> bool:
-    """Whether GradScaler lets it find out by itself, on the device, that a step is to be left
-    out."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ampscope.capture.failures import wait_for
 from ampscope.capture.training_events import scale_of
+from ampscope.capture.user_objects import groups_of
 from ampscope.capture.weights import moved_share
 from ampscope.records import (
     Event,
@@ -51,6 +53,8 @@ class OpenStep:
     is_given: bool = False
     began: float = field(default_factory=time.perf_counter)
     own_s: float = 0.0  # the instruments' own time
+    is_late: bool = False  # gradients are read behind the optimizer's step, which has a closure
+    has_weights: bool = False  # some were looked at
     _taken: Tensor | float | None = None
     # The last times that the script took gradients of what was scaled: the numbers of both, of what
     # was scaled first, and how many these are. A loop by hand may never step.
@@ -343,6 +347,13 @@ def scaler_numbers(scaler: Any) -> list[Tensor]:
 
 def _is_on_device(value: object) -> bool:
     return isinstance(value, Tensor) and not value.is_cpu and value.numel() == 1
+
+
+def lr_on_device(optimizer: Optimizer) -> Tensor | None:
+    """Its first group's learning rate, where that is a number on a device (a capturable one)."""
+    groups = groups_of(optimizer)
+    rate = groups[0].get("lr") if groups else None
+    return rate if isinstance(rate, Tensor) and not rate.is_cpu and rate.numel() == 1 else None
 
 
 def _growth(scaler: Any) -> tuple[int, int] | None:

@@ -38,7 +38,8 @@ from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels, place_now, plain_module
 from ampscope.watcher.replay import Replay
-from ampscope.watcher.session import Session, close_watches_of, program
+from ampscope.watcher.session import Session, close_watches_of
+from ampscope.watcher.watched_run import program
 from ampscope.watcher.webhook import checked_address
 
 if TYPE_CHECKING:
