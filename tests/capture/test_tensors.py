@@ -21,14 +21,14 @@ from torch.autograd import _get_sequence_nr
 from torch.utils._mode_utils import no_dispatch
 
 import ampscope
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.comparisons import Comparisons
 from ampscope.capture.failures import Failures
-from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.optimizer_facts import nonfinite_count, scan
 from ampscope.capture.script.optimizer_steps import WeightMotion, gradient_facts
-from ampscope.capture.shadow import Comparisons
 from ampscope.capture.tensors import (
     Unreadable,
     all_finite,

@@ -25,7 +25,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ampscope import records
 from ampscope.capture.model_map import ModelMap, ModuleNumbers
-from ampscope.capture.op_trace import ATTENTION_FORMULAS, OpPlace
+from ampscope.capture.op_place import OpPlace
+from ampscope.capture.op_trace import ATTENTION_FORMULAS
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
 from ampscope.capture.training_events import StepEvents, StepListener

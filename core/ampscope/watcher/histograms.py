@@ -23,8 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ampscope.analysis.ranks import merged
 from ampscope.capture import weights
+from ampscope.capture.accumulator import Accumulator, PendingFrames
 from ampscope.capture.failures import Failures, OwnTime
-from ampscope.capture.histograms import Accumulator, HistogramHooks, PendingFrames
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import NamedParameter
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import lr_of
