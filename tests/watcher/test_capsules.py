@@ -124,7 +124,7 @@ def test_a_planted_overflow_is_named_in_the_process(tmp_path: Path) -> None:
 
 def test_a_replay_computes_what_the_step_computed(tmp_path: Path) -> None:
     """Dropout's mask, BatchNorm's statistics and the gradients, to the last bit."""
-    from ampscope.watcher.replay import Rerun
+    from ampscope.watcher.rerun import Rerun
 
     torch.manual_seed(1)
     model, store = small_net(), tmp_path / "runs.db"

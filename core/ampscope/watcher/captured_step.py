@@ -33,8 +33,8 @@ from ampscope.observations import CAPTURED_FORWARD, CAPTURED_NOTE, CAPTURED_STEP
 from ampscope.runner.script_recorder import ADDED
 from ampscope.watcher.capsule import Capsule, load
 from ampscope.watcher.flight import Forward, StepSummary
-from ampscope.watcher.replay import moved, restore
 from ampscope.watcher.replay_child import prepare
+from ampscope.watcher.rerun import moved, restore
 from ampscope.workloads.load import load_models
 
 PROBE = 2.0**-10  # small enough that the model's backward does not overflow because of it

@@ -52,7 +52,8 @@ from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.gradient_norms import first_nonfinite, in_parts, start_norms
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms, TappedHistograms
-from ampscope.watcher.models import Place, WatchedModels
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.place import Place
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard

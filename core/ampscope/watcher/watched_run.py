@@ -10,7 +10,8 @@ import torch
 from ampscope.records import Event, Machine, RunSpec, watched
 from ampscope.runner.device import describe
 from ampscope.watcher.alarm_dispatcher import WatchSettings
-from ampscope.watcher.models import Place, WatchedModels
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.place import Place
 from ampscope.watcher.schedule import EVERY
 
 TAPS_TEXT = (
