@@ -46,39 +46,34 @@ def start_norms(
     On CUDA that launches, of tensors of one dtype, one norm of all and one op that puts the numbers
     into one tensor, which travels in one copy.
     """
-    tensors = [*gradients.values(), *weights]
+    tensors, own = [*gradients.values(), *weights], len(gradients)
     known, unknown = small_norms(tensors, LARGE)
-    if not unknown:
-        own = len(gradients)
-        return PendingNorms(
-            tuple(gradients), known[:own], {}, loss, known[own:].tolist(), (), clip, scaler, lr
-        )
     others, unreadable = dict[tuple[torch.device, torch.dtype], dict[int, Tensor]](), set[int]()
-    for place in np.flatnonzero(known == UNKNOWN).tolist():
+    for place in np.flatnonzero(known == UNKNOWN).tolist() if unknown else ():
         if (values := floats(tensors[place])) is None:
             unreadable.add(place)
         else:
             others.setdefault((values.device, values.dtype), {})[place] = values
-    norms: dict[int, Tensor] = {}
+    coming: dict[int, Tensor] = {}
     for (_, dtype), some in others.items():
         kind = torch.float64 if dtype is torch.float64 else torch.float32
         with torch.no_grad():
-            norms |= zip(some, torch._foreach_norm(list(some.values()), 2, kind), strict=True)
-    for place, norm in [*norms.items()]:
-        if norm.is_cpu:
-            known[place] = float(norm)
-            del norms[place]
-    kept = [place for place in range(len(gradients)) if place not in unreadable]
-    places = {place: number for number, place in enumerate(kept)}
-    positions = tuple(gradients)
-    later = range(len(gradients), len(tensors))
+            norms = torch._foreach_norm(list(some.values()), 2, kind)
+        if norms[0].is_cpu:
+            known[list(some)] = [float(norm) for norm in norms]
+        else:
+            coming |= zip(some, norms, strict=True)
+    positions, kept = tuple(gradients), list(range(own))
+    if unreadable:
+        kept = [place for place in kept if place not in unreadable]
+        positions = tuple(positions[place] for place in kept)
     return PendingNorms(
-        tuple(positions[place] for place in kept),
-        known[kept],
-        {places[place]: norm for place, norm in norms.items() if place in places},
+        positions,
+        known[kept] if unreadable else known[:own],
+        {number: coming[place] for number, place in enumerate(kept) if place in coming},
         loss,
-        [norm for norm in known[len(gradients) :].tolist() if norm != UNKNOWN],
-        [norms[place] for place in later if place in norms],
+        [norm for norm in known[own:].tolist() if norm != UNKNOWN],
+        [norm for place, norm in coming.items() if place >= own],
         clip,
         scaler,
         lr,
