@@ -26,7 +26,7 @@ import torch
 from contest import interleaved, quartiles_ns, setting
 from torch import Tensor
 
-from ampscope.capture import exponent_layout
+from ampscope.capture import exponent_torch
 from ampscope.capture.exponent_count import DeviceCounter, count_into
 from ampscope.numerics.histogram import RAW_LEN
 
@@ -84,7 +84,7 @@ def cpu_contestants(tensor: Tensor) -> dict[str, Callable[[], object]]:
     return {
         "ampscope": lambda: count_into(tensor, row),
         "ampscope, cold": lambda: count_into(tensor, row),
-        "ampscope, plain torch": lambda: exponent_layout.count_flat(tensor),
+        "ampscope, plain torch": lambda: exponent_torch.count_flat(tensor),
         "torch.bincount": lambda: torch.bincount((tensor.view(view) & mask) >> shift),
         "np.bincount": lambda: np.bincount((array & mask) >> shift),
         "torch.histc": lambda: torch.histc(tensor.float(), bins=64, min=-8, max=8),
@@ -128,7 +128,7 @@ def measure_cuda(asked: argparse.Namespace) -> list[Line]:
         step = interleaved({"step": partial(whole_step, counter, tensors)}, rounds)["step"]
         if kind in PLAIN_KINDS:
             own = [tensor[:PLAIN_LARGEST] for tensor in tensors]
-            counted = {"plain torch": partial(for_each, exponent_layout.count_flat, own)}
+            counted = {"plain torch": partial(for_each, exponent_torch.count_flat, own)}
             clock = partial(gpu_seconds, cache)
             scale = elements / sum(tensor.numel() for tensor in own)  # to as many elements
             times |= {name: [scale * one for one in seconds] for name, seconds in

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.weights import WeightObserver

@@ -4,7 +4,7 @@
 
 ResNet small in fp32, `ampscope.watch(every=0)`: no histogram is counted. Each stage is timed by a
 wrapper around the method that does it, with the wrapper's own price. Some stages hold others:
-``gradients_complete`` holds ``read_numbers``, ``_step_ended`` holds ``_finish``. The price of a
+``gradients_complete`` holds ``start_norms``, ``_step_ended`` holds ``_finish``. The price of a
 whole step is that of interleaved turns of ten steps with and without the watch.
 """
 
@@ -27,12 +27,12 @@ from overhead_contestants import Session
 import ampscope
 from ampscope.watcher import session as steps
 from ampscope.watcher.flight import FlightRecorder
-from ampscope.watcher.our_optimizers import OurOptimizers
+from ampscope.watcher.watched_optimizers import WatchedOptimizers
 
 OUT = Path(__file__).parent / "results" / "watch_stages.json"
 STEPS, TURNS, TURN = 200, 40, 10
 STAGES: tuple[tuple[Any, str], ...] = (
-    (steps.Session, "gradients_complete"), (steps, "read_numbers"), (OurOptimizers, "gradients"),
+    (steps.Session, "gradients_complete"), (steps, "start_norms"), (WatchedOptimizers, "gradients"),
     (FlightRecorder, "_begun"), (FlightRecorder, "_ended"), (steps.Session, "_step_ended"),
     (steps.Session, "_finish"), (steps.Session, "before_step"), (steps.Session, "after_step"),
 )  # fmt: skip

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture import histograms
+from ampscope.capture import accumulator
+from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures
-from ampscope.capture.histograms import Accumulator
 from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN, Raw
 from ampscope.records import Role
 from tests.helpers.counting import by_hand, counted, hooked
@@ -124,8 +124,8 @@ made: list[Slow] = []
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
     """Every tensor is on such a device."""
     made.clear()
-    monkeypatch.setattr(histograms, "DeviceCounter", Slow)
-    monkeypatch.setattr(histograms, "count_small_into", lambda tensor, row: False)
+    monkeypatch.setattr(accumulator, "DeviceCounter", Slow)
+    monkeypatch.setattr(accumulator, "count_small_into", lambda tensor, row: False)
     monkeypatch.setattr(Tensor, "device", torch.device("cuda", 0), raising=False)
     return made
 

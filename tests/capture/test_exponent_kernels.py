@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampscope.capture import exponent_count, exponent_cpu, exponent_layout
+from ampscope.capture import exponent_count, exponent_cpu, exponent_torch
+from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.exponent_count import count_into
 from ampscope.capture.exponent_layout import COPY_ELEMENTS, pieces
-from ampscope.capture.histograms import Accumulator
 from ampscope.records import Role
 from tests.helpers import exponent_oracle as oracle
 
@@ -30,7 +30,7 @@ def by_entry(tensor: Tensor) -> Row:
 
 
 def by_torch(tensor: Tensor) -> Row:
-    row: Row = exponent_layout.count_flat(tensor.reshape(-1)).numpy()
+    row: Row = exponent_torch.count_flat(tensor.reshape(-1)).numpy()
     return row
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampscope.capture import exponent_cpu, exponent_layout
+from ampscope.capture import exponent_cpu, exponent_torch
 from ampscope.capture.exponent_count import count_into
 from ampscope.capture.exponent_layout import pieces
 from tests.helpers import exponent_oracle as oracle
@@ -114,7 +114,7 @@ def test_threads_share_a_tensor() -> None:
     assert torch.get_num_threads() == 1 or exponent_cpu.compiled_kernel().together is not None
     size = 5 * exponent_cpu.SPLIT + 12_345
     tensors = [torch.randn(size).to(dtype) for dtype in exponent_cpu.DTYPES]
-    expected = [exponent_layout.count_flat(t).numpy() for t in tensors]
+    expected = [exponent_torch.count_flat(t).numpy() for t in tensors]
     rows = np.zeros((9, oracle.ROW_LENGTH), np.int64)
     start = threading.Barrier(len(rows))
 

@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils.checkpoint import checkpoint
 
 from ampscope import zoo
-from ampscope.capture import histograms, own_ops
+from ampscope.capture import accumulator, own_ops
 from ampscope.capture.script.optimizer_steps import gradient_facts
 from ampscope.capture.tensors import are_finite
 from ampscope.numerics.histogram import RAW_LEN, Raw
@@ -136,7 +136,7 @@ class Watched:
         def switch_on(here: object) -> None:
             watch.enabled = before.pop()
 
-        patches.setattr(histograms, "DeviceCounter", OneLaunch)
+        patches.setattr(accumulator, "DeviceCounter", OneLaunch)
         # Undone here: a device around this puts back what it has found, and leaves first.
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(own_ops._Here, "switch_off", switch_off)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampscope.capture import shadow as shadow_comparison
+from ampscope.capture import comparisons
+from ampscope.capture.comparisons import PIECE, Comparisons, pieces
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.shadow import PIECE, Comparisons, Shadow, pieces, random_state_kept
+from ampscope.capture.shadow import Shadow, random_state_kept
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Role, ShadowRecord
 
@@ -155,7 +156,7 @@ def test_pieces_of_a_tensor_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch)
     reference = torch.randn(1000) * 2.0 ** torch.randint(-30, 8, (1000,))
     half = reference.to(HALF)
     whole = compared(half, reference)
-    monkeypatch.setattr(shadow_comparison, "PIECE", 7)
+    monkeypatch.setattr(comparisons, "PIECE", 7)
     parts = compared(half, reference)
     for name in ("total", "lost", "below_range", "subnormal", "zero_before", "max_abs_fp32"):
         assert getattr(parts, name) == getattr(whole, name)

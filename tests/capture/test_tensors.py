@@ -21,14 +21,14 @@ from torch.autograd import _get_sequence_nr
 from torch.utils._mode_utils import no_dispatch
 
 import ampscope
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.comparisons import Comparisons
 from ampscope.capture.failures import Failures
-from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.optimizer_facts import nonfinite_count, scan
 from ampscope.capture.script.optimizer_steps import WeightMotion, gradient_facts
-from ampscope.capture.shadow import Comparisons
 from ampscope.capture.tensors import (
     Unreadable,
     all_finite,
@@ -45,8 +45,9 @@ from ampscope.capture.tensors import (
 from ampscope.capture.weights import count_updates, gradient_norm
 from ampscope.records import Cadence, Role
 from ampscope.runner.script_recorder import ScriptRecorder
-from ampscope.watcher.capsule import CapsuleLimits, collected, packed
-from ampscope.watcher.numbers import checked, read_numbers
+from ampscope.watcher.capsule import CapsuleLimits, collected
+from ampscope.watcher.gradient_norms import start_norms
+from ampscope.watcher.packed_values import packed
 from tests.helpers.watched import recorded
 from tests.helpers.wrapper_tensors import Float8Weight, Int8Weight, Opaque, Tagged, Twins
 
@@ -316,7 +317,7 @@ def instruments(tensor: Tensor, folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: motion.start([tensor], is_wanted=True)
     yield motion.measured
     yield lambda: count_updates(counts, [(0, p, before) for p, before in motion.take()])
-    yield lambda: checked(read_numbers({0: tensor}, None).norms(), {0: tensor})
+    yield lambda: start_norms({0: tensor}, None).check({0: tensor})
     yield lambda: packed({"x": (tensor,)}, "args", {})
     yield lambda: collected(_about(), [], {"w": tensor}, [], CapsuleLimits(), without_weights="")
     if (values := opened(tensor)) is not None and values.is_floating_point():

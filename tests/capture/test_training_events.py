@@ -22,7 +22,7 @@ from ampscope.capture.training_events import (
 )
 from ampscope.patches import Patches
 from ampscope.watcher.guard import Guard
-from ampscope.watcher.step_end import Present
+from ampscope.watcher.step import OpenStep
 from tests.helpers.script_watching import scaler, small_net, train, watched
 
 PATCHED: list[tuple[Any, str]] = [
@@ -221,10 +221,10 @@ def test_a_loop_without_steps_keeps_the_last_ones() -> None:
 
 
 def test_gradients_by_hand_without_a_step_are_bounded() -> None:
-    present, one = Present(0), torch.ones(1)
+    step, one = OpenStep(0), torch.ones(1)
     for _ in range(300):
-        present.take_gradients([one], [one])
-    assert len(present._gradients) < 100
+        step.take_gradients([one], [one])
+    assert len(step._gradients) < 100
 
 
 def test_a_loss_scaled_for_the_next_optimizer_outlives_this_ones_step() -> None:

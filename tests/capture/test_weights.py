@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.histograms import Accumulator
+from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.script.optimizer_facts import scan
 from ampscope.capture.weights import WeightObserver, gradient_norm, moved_share

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.numerics.histogram import Raw
 from ampscope.records import Frame, Role

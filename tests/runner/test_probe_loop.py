@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.comparisons import Comparisons
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.op_trace import Flops, OpTrace
-from ampscope.capture.shadow import Comparisons, Shadow
+from ampscope.capture.shadow import Shadow
 from ampscope.capture.weights import WeightObserver
 from ampscope.records import Cadence, Role, RunSpec
 from ampscope.runner import __main__ as child

@@ -191,20 +191,20 @@ def test_a_run_that_stays_bad_is_tightened_ever_more_rarely() -> None:
     assert (gaps[1:] >= gaps[:-1]).all()
     assert len(tight) < 20
     assert gaps[-1] >= LONGEST_WAIT
-    recorded_steps = sum(schedule.detail(s, s).histograms for s in range(1000))
+    recorded_steps = sum(schedule.detail(s, s)[0] for s in range(1000))
     assert recorded_steps == 0 or tight[-1] + TIGHT_STEPS >= 1000
 
 
 def test_of_a_long_bad_streak_ever_fewer_steps_have_histograms() -> None:
     schedule, recorded_at = Schedule(every=1), []
     for number in range(5000):
-        if schedule.detail(number, number).histograms:
+        if schedule.detail(number, number)[0]:
             recorded_at.append(number)
         schedule.saw(number, bad=True)
     assert recorded_at[:64] == list(range(64))
     assert recorded_at[64:] == [64, 128, 256, 512, 1024, 2048, 4096]
     schedule.saw(5000, bad=False)
-    assert schedule.detail(5001, 5001).histograms
+    assert schedule.detail(5001, 5001)[0]
 
 
 @pytest.mark.parametrize("price_s", [0.001, 0.02, 0.5])
@@ -212,12 +212,12 @@ def test_without_an_interval_histograms_take_a_bounded_share_of_the_time(price_s
     step_s, steps = 0.02, 50_000
     schedule, recorded_at, with_weights = Schedule(every=None), [], []
     for number in range(steps):
-        detail = schedule.detail(number, number)
-        if detail.histograms:
+        histograms, weights = schedule.detail(number, number)
+        if histograms:
             recorded_at.append(number)
-        if detail.weights:
+        if weights:
             with_weights.append(number)
-        spent_s = price_s if detail.histograms else 0.0
+        spent_s = price_s if histograms else 0.0
         schedule.took(spent_s, step_s + spent_s)
     spent_s = price_s * len(recorded_at)
     assert spent_s <= 2.0 + 0.01 * (steps * step_s + spent_s) + 2 * price_s  # the first is free
@@ -233,7 +233,7 @@ def test_what_the_first_histograms_compile_puts_off_no_later_ones() -> None:
     schedule, recorded_at = Schedule(every=None), []
     for number in range(1000):
         spent_s = 0.0
-        if schedule.detail(number, number).histograms:
+        if schedule.detail(number, number)[0]:
             spent_s = 0.001 if recorded_at else 8.0
             recorded_at.append(number)
         schedule.took(spent_s, 0.02 + spent_s)

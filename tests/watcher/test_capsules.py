@@ -23,8 +23,9 @@ import ampscope
 from ampscope.errors import BadInput
 from ampscope.records import Role
 from ampscope.watcher import capsule as capsule_file
-from ampscope.watcher.capsule import NotKept, _described, first_not_kept, packed, unpacked
+from ampscope.watcher.capsule import _described
 from ampscope.watcher.flight import Autocast, Forward, Randomness
+from ampscope.watcher.packed_values import NotKept, first_not_kept, packed, unpacked
 from tests.helpers.overflowing import overflow
 from tests.helpers.watched import recorded, small_net, train_fp16, watching
 
@@ -123,7 +124,7 @@ def test_a_planted_overflow_is_named_in_the_process(tmp_path: Path) -> None:
 
 def test_a_replay_computes_what_the_step_computed(tmp_path: Path) -> None:
     """Dropout's mask, BatchNorm's statistics and the gradients, to the last bit."""
-    from ampscope.watcher.replay import Rerun
+    from ampscope.watcher.rerun import Rerun
 
     torch.manual_seed(1)
     model, store = small_net(), tmp_path / "runs.db"

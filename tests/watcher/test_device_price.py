@@ -23,14 +23,13 @@ from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher import flight, session
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.bad_steps import BadSteps
+from ampscope.watcher.buffer_copies import CalledModule
 from ampscope.watcher.capsule import load
-from ampscope.watcher.flight import CalledModule
+from ampscope.watcher.gradient_norms import start_norms
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.numbers import PendingFlag, read_numbers
-from ampscope.watcher.schedule import Detail
-from ampscope.watcher.step_end import Part, Reading, was_skipped
+from ampscope.watcher.step import PendingFlag, StepNumbers
 from tests.helpers import counted_device
 from tests.helpers.counted_device import CUDA, HOST, PEAK, CountedDevice, Counts, net, steps
 from tests.helpers.watched import recorded
@@ -327,16 +326,15 @@ def test_a_rank_judges_each_step_by_its_own_backward(
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_optimizers_of_one_step_left_it_out_where_one_of_them_did(found: float) -> None:
     """Each flag travels by itself, and its value counts, not that it is on its way."""
-    own = torch.optim.SGD([torch.ones(2)], lr=0.1)
-    read = Reading(read_numbers({}, 1.0))
+    pending = (start_norms({}, 1.0),)
     with CountedDevice() as device:
         flags = [PendingFlag(torch.tensor([value])) for value in (0.0, found)]
         assert not device.take()[1]
         device.step += 1
-        parts = [Part(own, read, flag) for flag in flags]
-        assert was_skipped(parts) is bool(found)
+        parts = [StepNumbers(pending, skipped=flag) for flag in flags]
+        assert StepNumbers.joined(parts).skipped is bool(found)
         assert not device.take()[1]
-    assert was_skipped([Part(own, read, skipped=False)]) is False
+    assert StepNumbers.joined([StepNumbers(pending, skipped=False)]).skipped is False
 
 
 def test_a_step_that_a_fused_optimizer_left_out_moved_nothing(
@@ -415,7 +413,7 @@ def test_gradients_that_were_unscaled_are_counted_as_such() -> None:
     for step, is_unscaled in enumerate((False, True, False)):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 1.0 if is_unscaled else 256.0)
-        counts.start(step, Detail())
+        counts.start(step, histograms=False, weights=False)
         counts.count_bad(optimizer, is_unscaled=is_unscaled)
         frame = counts.take([optimizer], 256.0).frames[Role.WEIGHT_GRAD]
         assert frame.scale == (1.0 if is_unscaled else 256.0)
@@ -427,7 +425,7 @@ def test_counts_go_once_their_frames_are_made() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     histograms = StepHistograms(WatchedModels({"model": model}), Guard(lambda reason: None))
-    histograms.start(0, Detail(histograms=True))
+    histograms.start(0, histograms=True, weights=False)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     histograms.gradients_complete(optimizer)

@@ -17,7 +17,7 @@ sys.path.insert(0, {tests!r})
 from tests.helpers.watched import small_net, train_bf16
 import ampscope
 import importlib
-importlib.import_module("ampscope.watcher.watch").EVERY_S = 0.5
+importlib.import_module("ampscope.watcher.live_figure").EVERY_S = 0.5
 model = small_net()
 run = ampscope.watch(model, store={store!r}, name="<b>mine</b>")
 for _ in range(4):

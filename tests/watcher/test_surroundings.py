@@ -38,8 +38,9 @@ from ampscope.records import Role, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.gradient_norms import PendingNorms, start_norms
 from ampscope.watcher.guard import Guard
-from ampscope.watcher.numbers import Readout, checked, read_numbers
+from ampscope.watcher.step import StepNumbers
 from tests.helpers import stores
 from tests.helpers.trainers import assert_nothing_left
 from tests.helpers.watched import Seen, recorded, small_net, train_bf16, train_fp16, watching
@@ -370,7 +371,7 @@ def test_numbers_that_come_late_lose_no_step(
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", policy="ignore")
-    monkeypatch.setattr(Readout, "is_immediate", property(lambda self: False))
+    monkeypatch.setattr(PendingNorms, "is_immediate", property(lambda self: False))
     losses, norms = [], []
     for step in range(6):
         optimizer.zero_grad()
@@ -411,11 +412,12 @@ def test_norms_against_fp64_also_where_fp32_overflows() -> None:
             torch.tensor([[0, 0]]), torch.tensor([3.0, 4.0]), (5,), check_invariants=True
         ),
     }
-    norms = checked(read_numbers(gradients, None).norms(), gradients)
+    norms = start_norms(gradients, None)
+    norms.check(gradients)
     assert norms.suspects == (2,)
     np.testing.assert_allclose(norms.values[[0, 1]], [6e30, 5.0], rtol=1e-6)
     assert norms.values[3] == 7.0  # the same place twice: it adds up
-    assert read_numbers({}, None).norms().total == 0.0
+    assert StepNumbers((start_norms({}, None),)).norm == 0.0
 
 
 def test_a_run_that_nobody_closes_is_lost_and_keeps_its_steps(tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ def test_an_error_of_ours_ends_the_watching_and_not_the_training(
     def broken(*_: object) -> None:
         raise ValueError("on purpose")
 
-    monkeypatch.setattr(session, "read_numbers", broken)
+    monkeypatch.setattr(session, "start_norms", broken)
     losses = train_bf16(3, model)
     run.close()
     assert len(losses) == 3

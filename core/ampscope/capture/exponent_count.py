@@ -24,12 +24,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampscope.capture import exponent_layout
+from ampscope.capture import exponent_torch
 from ampscope.capture.exponent_layout import LAYOUTS, pieces
 from ampscope.capture.failures import in_words, wait_for
 from ampscope.capture.tensors import is_dense
 from ampscope.late_imports import is_installed, late_import, real_builtins
 from ampscope.numerics.histogram import RAW_LEN, Raw
+
+SLOW_S = 1.0  # a compilation that took longer deserves a line: the training began so much later
+# What waiting tensors may hold back: at 1.5 TB/s as long to read (45 us) as a launch costs.
+PENDING_BYTES = 64 << 20
+FIRST_ROWS = 64
+_CUDA_COUNTER = "ampscope.capture.exponent_cuda"
+_Waiting = tuple[Tensor, int, int]  # flat tensor, row, multiplicity
 
 
 def count_into(tensor: Tensor, row: Raw) -> None:
@@ -52,7 +59,7 @@ def count_into(tensor: Tensor, row: Raw) -> None:
         if compiled is not None and flat.dtype in compiled.DTYPES:
             compiled.count_flat(flat, multiplicity, row)
         else:
-            row += exponent_layout.count_flat(flat).cpu().numpy() * multiplicity
+            row += exponent_torch.count_flat(flat).cpu().numpy() * multiplicity
 
 
 def count_small_into(tensor: Tensor, row: int) -> bool:
@@ -76,9 +83,6 @@ def adopt_fork() -> None:
         compiled.adopt_fork()
 
 
-_CUDA_COUNTER = "ampscope.capture.exponent_cuda"
-
-
 @cache
 def _numba() -> tuple[ModuleType | None, str]:
     """The numba counter, compiled; None and why, where numba is missing or does not fit the
@@ -90,12 +94,6 @@ def _numba() -> tuple[ModuleType | None, str]:
     except Exception as error:  # numba raises errors of many kinds where it does not fit
         return None, in_words(error)
     return exponent_cpu, ""
-
-
-# Compiling before the first step, and what to say where that is impossible.
-
-
-SLOW_S = 1.0  # a compilation that took longer deserves a line: the training began so much later
 
 
 def prepare(device: torch.device) -> str:
@@ -126,27 +124,17 @@ def prepare(device: torch.device) -> str:
     return f"The exponent counter was compiled for {device} in {took:.0f} s."
 
 
-# Counts of one step, kept on the device: no synchronisation per tensor, one transfer at the end.
-#
-# A tensor that is about to be overwritten (an activation before an in-place ReLU, a gradient
-# before clipping) must be counted first. `DeviceCounter.add` therefore launches at once, in order
-# with the stream that made the tensor: whatever is queued later comes later. Only a tensor that
-# the caller declares ``stable`` waits for company, so that one launch serves many: weights, and
-# gradients that no code changes before the next `flush` or `collect`. Waiting tensors are held, so
-# a launch goes out when they pass `PENDING_BYTES`. One that was changed nevertheless is an error
-# and not a wrong count, as far as torch's version counter sees it (a write through ``.data``
-# escapes it).
-
-
-# What waiting tensors may hold back: at 1.5 TB/s as long to read (45 us) as a launch costs.
-PENDING_BYTES = 64 << 20
-FIRST_ROWS = 64
-
-_Waiting = tuple[Tensor, int, int]  # flat tensor, row, multiplicity
-
-
 class DeviceCounter:
-    """Rows of exponent counts on ``device`` (CUDA by Triton; anything else by plain torch).
+    """Rows of exponent counts on ``device`` (CUDA by Triton; anything else by plain torch): no
+    synchronisation per tensor, one transfer at the end of a step.
+
+    A tensor that is about to be overwritten (an activation before an in-place ReLU, a gradient
+    before clipping) must be counted first: :meth:`add` launches at once, in order with the stream
+    that made the tensor. Only a tensor that the caller declares ``stable`` waits for company, so
+    that one launch serves many: weights, and gradients that no code changes before the next
+    :meth:`flush` or :meth:`collect`. Waiting tensors are held, so a launch goes out when they pass
+    :data:`PENDING_BYTES`. One that was changed nevertheless is an error and not a wrong count, as
+    far as torch's version counter sees it (a write through ``.data`` escapes it).
 
     Any thread may call it: autograd runs hooks in threads of its own.
     """
@@ -214,7 +202,7 @@ class DeviceCounter:
 
     def _add_flat(self, flat: Tensor, row: int, multiplicity: int, stable: bool) -> None:
         if not self._triton or flat.dtype not in LAYOUTS:
-            self._counts[row] += exponent_layout.count_flat(flat) * multiplicity
+            self._counts[row] += exponent_torch.count_flat(flat) * multiplicity
             self._order.release(flat)
         elif stable and not flat.is_inference():  # a tensor made in inference mode has no version
             self._waiting.append((flat, row, multiplicity))

@@ -9,7 +9,7 @@ The training's own errors must never pass through here: only what ampscope itsel
 inside, and no mode of the script's sees it (:mod:`ampscope.capture.own_ops`). A failure that is an
 answer to the user (:class:`AmpscopeError`, an interrupt) goes on.
 
-Also here: the time that instruments take, which is none of the training's.
+The time that instruments take is none of the training's either: :class:`OwnTime` keeps it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ampscope.numerics.formats import dtype_name
 from ampscope.records import ModuleRecord
 
 
-class Numbers(Protocol):
+class ModuleNumbers(Protocol):
     """What instruments ask about modules and parameters."""
 
     def index(self, module: nn.Module) -> int | None: ...

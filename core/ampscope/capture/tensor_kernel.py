@@ -136,26 +136,9 @@ def _as_float(context: Any, bits: Any) -> Any:
 @numba.njit
 def _row(calls: Any, codes: Any, tensor: int, place: int, answer: Any, row: Any) -> int:
     """Fills ``row``; returns its kind. ``place`` is the address of ``answer``."""
-    answer[0] = 0
-    if _call(calls[_DEVICE], tensor, place):
-        return FAILED
-    if answer[0] != codes[0]:
-        return UNKNOWN
-    answer[0] = 0
-    if _call(calls[_LAYOUT], tensor, place):
-        return FAILED
-    if answer[0] != codes[1]:
-        return UNKNOWN
-    answer[0] = 0
-    if _call(calls[_DTYPE], tensor, place):
-        return FAILED
-    kind = UNKNOWN
-    for i in range(len(ITEMSIZES)):
-        if answer[0] == codes[2 + i]:
-            kind = i
-    if kind == UNKNOWN:
-        return UNKNOWN
-    itemsize = ITEMSIZES[kind]
+    kind = _kind(calls, codes, tensor, place, answer)
+    if kind < 0:
+        return kind
     if _call(calls[_NUMEL], tensor, place):
         return FAILED
     count = answer[0]
@@ -168,23 +151,14 @@ def _row(calls: Any, codes: Any, tensor: int, place: int, answer: Any, row: Any)
     if _call(calls[_STRIDES], tensor, place):
         return FAILED
     strides = numba.carray(_pointer(answer[0]), (dim,), np.int64)
-    shape = dim
-    for i in range(dim):
-        shape = (shape * _PRIME + sizes[i]) * _PRIME + strides[i]
-    reached = 1  # elements without a gap, of the dimensions in the order of their strides
-    for _ in range(dim):
-        for i in range(dim):
-            if strides[i] == reached and sizes[i] > 1:
-                reached *= sizes[i]
-                break
-    if reached != count or not count:
+    if not count or _reached(sizes, strides) != count:
         return UNKNOWN
     if _call(calls[_BYTES], tensor, place):
         return FAILED
     held = answer[0]
     if _call(calls[_OFFSET], tensor, place):
         return FAILED
-    offset = answer[0]
+    offset, itemsize = answer[0], ITEMSIZES[kind]
     if offset < 0 or (offset + count) * itemsize > held:
         return UNKNOWN
     if _call(calls[_DATA], tensor, place):
@@ -194,8 +168,44 @@ def _row(calls: Any, codes: Any, tensor: int, place: int, answer: Any, row: Any)
         return UNKNOWN
     row[_ADDRESS] = address
     row[_COUNT] = count
-    row[_SHAPE] = shape
+    row[_SHAPE] = dim
+    for i in range(dim):
+        row[_SHAPE] = (row[_SHAPE] * _PRIME + sizes[i]) * _PRIME + strides[i]
     return kind
+
+
+@numba.njit
+def _kind(calls: Any, codes: Any, tensor: int, place: int, answer: Any) -> int:
+    """Of a tensor in this machine's memory, strided, of a dtype with an index."""
+    answer[0] = 0  # of these answers torch writes 32 bits
+    if _call(calls[_DEVICE], tensor, place):
+        return FAILED
+    if answer[0] != codes[0]:
+        return UNKNOWN
+    answer[0] = 0
+    if _call(calls[_LAYOUT], tensor, place):
+        return FAILED
+    if answer[0] != codes[1]:
+        return UNKNOWN
+    answer[0] = 0
+    if _call(calls[_DTYPE], tensor, place):
+        return FAILED
+    for i in range(len(ITEMSIZES)):
+        if answer[0] == codes[2 + i]:
+            return i
+    return UNKNOWN
+
+
+@numba.njit
+def _reached(sizes: Any, strides: Any) -> int:
+    """Elements without a gap, of the dimensions in the order of their strides."""
+    reached = 1
+    for _ in range(sizes.size):
+        for i in range(sizes.size):
+            if strides[i] == reached and sizes[i] > 1:
+                reached *= sizes[i]
+                break
+    return reached
 
 
 @numba.njit

@@ -259,23 +259,6 @@ def _found_inf(optimizer: Optimizer) -> bool | Tensor:
     return found_inf is not None and bool(found_inf)
 
 
-# One training among others: its losses, and its steps, taken or skipped.
-#
-#     scaler.scale(loss)      the unscaled loss of the backward pass that follows
-#     backward(loss)          the loss itself, where no scaler has scaled one
-#     autograd.grad(scaled)   gradients that the loop goes on computing its loss with, or steps by
-#     optimizer.zero_grad()   gradients that were there are gone, and with them their losses
-#     scaler.unscale_(opt)    gradients are complete and still scaled (the first of these calls)
-#     scaler.step(opt)        likewise; without the optimizer's own step it was skipped
-#     optimizer.step()        likewise without a scaler
-#     scaler.update()         optimizers that were unscaled and did not step are not going to
-#
-# What a loop does with a scaled loss before it calls backward (a sum, a division) changes nothing:
-# the losses that were scaled since the last backward pass are what it is called on. Those that the
-# loop has taken gradients of by itself are over with the step. Losses of threads that train
-# something else are not looked at.
-
-
 class TrainingListener:
     """Overrides what it wants to hear. Every call comes from the thread that trains."""
 
@@ -320,10 +303,25 @@ class _Scaled:
 
 
 class TrainingEvents(StepListener):
-    """Tells a listener of the losses and the steps of the optimizers for which
-    ``is_ours`` holds. Given ``scalers``, these count and those that take their place; without any,
-    every one does. A thread that steps one of the optimizers is added to ``threads``, those that
-    train what is watched; what other threads do is not looked at. With None, every thread counts.
+    """One training among others: its losses, and its steps, taken or skipped.
+
+        scaler.scale(loss)      the unscaled loss of the backward pass that follows
+        backward(loss)          the loss itself, where no scaler has scaled one
+        autograd.grad(scaled)   gradients that the loop goes on computing its loss with, or steps by
+        optimizer.zero_grad()   gradients that were there are gone, and with them their losses
+        scaler.unscale_(opt)    gradients are complete and still scaled (the first of these calls)
+        scaler.step(opt)        likewise; without the optimizer's own step it was skipped
+        optimizer.step()        likewise without a scaler
+        scaler.update()         optimizers that were unscaled and did not step are not going to
+
+    What a loop does with a scaled loss before it calls backward (a sum, a division) changes
+    nothing: the losses that were scaled since the last backward pass are what it is called on.
+    Those that the loop has taken gradients of by itself are over with the step.
+
+    A listener is told of the optimizers for which ``is_ours`` holds. Given ``scalers``, these count
+    and those that take their place; without any, every one does. A thread that steps one of the
+    optimizers is added to ``threads``, those that train what is watched; what other threads do is
+    not looked at. With None, every thread counts.
     """
 
     def __init__(

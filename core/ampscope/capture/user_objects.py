@@ -3,8 +3,9 @@
 A module, an optimizer or a tensor's subclass may define ``==``, ``hash``, ``bool``, ``len`` and
 attributes as it likes: torchmetrics' modules make a new module of ``==``, and their hash changes
 with their state. So nothing here compares, hashes or iterates over them. What is kept about one is
-kept under its id, until it is gone; a module's children, parameters and buffers are taken from
-torch's own tables in it.
+kept under its id, until it is gone (:class:`IdMap`); a module's children, parameters and buffers
+are taken from torch's own tables in it; an optimizer, which may be one of torch's or anything with
+a ``step``, is looked at attribute by attribute.
 """
 
 from __future__ import annotations
@@ -110,9 +111,6 @@ def _held(key: K, entries: dict[int, Any]) -> Callable[[], K | None]:
         return lambda: key
 
 
-# What torch keeps in a module, whatever the module's class says.
-
-
 def children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules registered in ``module``, each under its first name."""
     found = ((n, m) for n, m in _table(module, "_modules") if m is not None)
@@ -197,9 +195,6 @@ def _distinct(named: Iterator[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         if id(one) not in seen:
             seen.add(id(one))
             yield name, one
-
-
-# What is known of an optimizer, which may be one of torch's or anything with a ``step``.
 
 
 def torch_optimizer(given: Any) -> Optimizer | None:

@@ -5,7 +5,8 @@ scale. A hook on each parameter notes the order in which backward reached it, wh
 which a person should look for the first NaN or Inf.
 
 Whatever the training, its parameters are counted here: by :func:`count_weights`,
-:func:`count_gradients` and :func:`count_updates`. The 2-norm of all gradients is taken here too.
+:func:`count_gradients` and :func:`count_updates`. :class:`WeightObserver` does it for a probe,
+which also wants :func:`gradient_norm`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ampscope.capture.histograms import Accumulator
+from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import floats, holds_numbers, numbers, opened
@@ -72,6 +73,31 @@ def moved_share(updates: Frame | None) -> float | None:
     if updates is None or not total:
         return None
     return (total - int(updates.rows[:, [POS_ZERO, NEG_ZERO]].sum())) / total
+
+
+def nonfinite(
+    gradients: Frame, reached: Iterable[int], name_of: Callable[[int], str]
+) -> list[NonFiniteRecord]:
+    """The parameters that hold NaN or Inf, in the order in which backward ``reached`` them.
+
+    ``gradients.modules`` and ``reached`` are positions of parameters.
+    """
+    row_of = {position: row for row, position in enumerate(gradients.modules)}
+    bad = []
+    for order, position in enumerate(reached):
+        row = gradients.rows[row_of[position]] if position in row_of else None
+        if row is not None and row[[NAN, POS_INF, NEG_INF]].any():
+            counts = (int(row.sum()), int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF]))
+            bad.append(NonFiniteRecord(gradients.step, name_of(position), order, *counts))
+    return bad
+
+
+def by_module(gradients: Frame, owner_of: Callable[[int], int]) -> Frame:
+    """The frame with the parameters of each module added up."""
+    owners = (owner_of(position) for position in gradients.modules)
+    keys, rows = add_rows(zip(owners, gradients.dtypes, strict=True), gradients.rows)
+    modules, dtypes = tuple(module for module, _ in keys), tuple(dtype for _, dtype in keys)
+    return Frame(gradients.step, gradients.role, modules, dtypes, rows, gradients.scale)
 
 
 class WeightObserver:
@@ -150,11 +176,9 @@ class WeightObserver:
         self._order.append(position)
 
 
-# The 2-norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` defines it.
-
-
 def gradient_norm(names: ModelMap) -> float:
-    """Over all parameters that have a gradient; 0 without any. One transfer from the device.
+    """The 2-norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` defines it; 0
+    without any. One transfer from the device.
 
     In fp32 whatever the gradients' dtype, because an fp16 norm overflows at 65504. Where fp32 is
     not finite the norm is taken again in fp64: squares of finite fp32 numbers overflow above 2^64.
@@ -172,31 +196,3 @@ def _norm(gradients: list[Tensor], dtype: torch.dtype) -> float:
     parts = torch._foreach_norm(wide, 2, dtype)
     device = parts[0].device
     return float(torch.linalg.vector_norm(torch.stack([part.to(device) for part in parts])))
-
-
-# Gradients counted parameter by parameter: who held NaN or Inf, and the same rows a module.
-
-
-def nonfinite(
-    gradients: Frame, reached: Iterable[int], name_of: Callable[[int], str]
-) -> list[NonFiniteRecord]:
-    """The parameters that hold NaN or Inf, in the order in which backward ``reached`` them.
-
-    ``gradients.modules`` and ``reached`` are positions of parameters.
-    """
-    row_of = {position: row for row, position in enumerate(gradients.modules)}
-    bad = []
-    for order, position in enumerate(reached):
-        row = gradients.rows[row_of[position]] if position in row_of else None
-        if row is not None and row[[NAN, POS_INF, NEG_INF]].any():
-            counts = (int(row.sum()), int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF]))
-            bad.append(NonFiniteRecord(gradients.step, name_of(position), order, *counts))
-    return bad
-
-
-def by_module(gradients: Frame, owner_of: Callable[[int], int]) -> Frame:
-    """The frame with the parameters of each module added up."""
-    owners = (owner_of(position) for position in gradients.modules)
-    keys, rows = add_rows(zip(owners, gradients.dtypes, strict=True), gradients.rows)
-    modules, dtypes = tuple(module for module, _ in keys), tuple(dtype for _, dtype in keys)
-    return Frame(gradients.step, gradients.role, modules, dtypes, rows, gradients.scale)

@@ -13,15 +13,14 @@ from ampscope.capture.user_objects import torch_optimizer
 from ampscope.records import Event
 from ampscope.watcher import Watch, watch
 
-# What the callbacks share: one watch from the start of a training to its end, whatever ends it.
-#
-# A trainer owns its loop, so the policy ``stop`` raises nothing inside it: `Watch.should_stop` is
-# set, and the callback asks its trainer to stop in the trainer's own way.
-
 
 class TrainerWatch:
-    """A callback's part that is no trainer's. Options, and ``more`` of them, are those of
-    `ampscope.watch`."""
+    """What the callbacks share: one watch from the start of a training to its end, whatever ends
+    it. Options, and ``more`` of them, are those of `ampscope.watch`.
+
+    A trainer owns its loop, so the policy ``stop`` raises nothing inside it: `Watch.should_stop` is
+    set, and the callback asks its trainer to stop in the trainer's own way.
+    """
 
     def __init__(
         self,

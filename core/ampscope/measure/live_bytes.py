@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampscope.capture.op_trace import NO_BACKWARD
+from ampscope.capture.op_place import NO_BACKWARD
 
 WEIGHTS, GRADIENTS, STATE, INPUTS = "weights", "gradients", "optimizer_state", "inputs"
 ACTIVATIONS, CASTS, TEMPORARIES = "activations", "cast_copies", "temporaries"

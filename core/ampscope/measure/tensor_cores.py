@@ -24,8 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ampscope import records
-from ampscope.capture.model_map import ModelMap, Numbers
-from ampscope.capture.op_trace import ATTENTION_FORMULAS, OpPlace
+from ampscope.capture.model_map import ModelMap, ModuleNumbers
+from ampscope.capture.op_place import OpPlace
+from ampscope.capture.op_trace import ATTENTION_FORMULAS
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
 from ampscope.capture.training_events import StepEvents, StepListener
@@ -197,7 +198,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     supports_higher_order_operators = True
 
-    def __init__(self, names: Numbers, kernels: Kernels) -> None:
+    def __init__(self, names: ModuleNumbers, kernels: Kernels) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.found: list[Found] = []
         self.device = ""  # "cpu" | "cuda": where the first matmul ran

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures, OwnTime
-from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.own_ops import own_ops, script_ops

@@ -1,32 +1,31 @@
-"""What is done about a step that is not finite: say where, keep it, run it again. The instrument
-:class:`Sentinel` finds whether this rank's own backward pass was finite.
-"""
+"""What is done about a step that is not finite: say where, keep it, run it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ampscope.analysis.ranks import SHARED
-from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.own_ops import script_ops
-from ampscope.capture.tensors import all_finite, floating_tensors, readable
-from ampscope.capture.user_objects import children
+from ampscope.capture.tensors import all_finite
 from ampscope.errors import BadInput
 from ampscope.number_words import value
 from ampscope.records import Event
-from ampscope.watcher import capsule
 from ampscope.watcher.alarm_dispatcher import WatchSettings
-from ampscope.watcher.capsule import About, CapsuleStore
+from ampscope.watcher.capsule import SHARDED, About
+from ampscope.watcher.capsule_store import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
-from ampscope.watcher.models import Place, WatchedModels
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.place import Place
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.replay import Replay, replay
-from ampscope.watcher.step_end import Reading
+from ampscope.watcher.sentinel import Sentinel
+from ampscope.watcher.step import StepNumbers
 
 
 class BadSteps:
@@ -68,15 +67,15 @@ class BadSteps:
         self._capsule_store.good()
 
     def examine(
-        self, step: int, read: Reading, forwards: Sequence[Forward], sums: Sequence[Tensor], *,
-        is_late: bool,
+        self, step: int, numbers: StepNumbers, forwards: Sequence[Forward],
+        sums: Sequence[Tensor], *, is_late: bool,
     ) -> list[Event]:  # fmt: skip
         """Events of a bad step, of whose backward the sentinel took the ``sums``. ``is_late``: it
         is over, and the weights may be other ones. Waits for the device."""
-        loss, scale = read.readout.loss, read.scale
-        loss_is_bad = read.is_loss_bad and not read.is_search
+        loss, scale = numbers.loss, numbers.scale
+        loss_is_bad = numbers.is_loss_bad and not numbers.is_search
         where, text = self._first_sign(loss if loss_is_bad else None, forwards, sums)
-        if read.is_search:
+        if numbers.is_search:
             where = "backward"
             text = f"A gradient that the loss is computed with made it {value(loss)}."
         fault = self._capsule_store.is_fault(scale, loss_is_bad=loss_is_bad)
@@ -96,7 +95,7 @@ class BadSteps:
             policy=self.policy,
             torch=torch.__version__,
         )
-        why = capsule.SHARDED if self._models.is_sharded else "the step was over" if is_late else ""
+        why = SHARDED if self._models.is_sharded else "the step was over" if is_late else ""
         try:
             kept = self._capsule_store.keep(about, forwards, self._recorder, without_weights=why)
             events.append(kept)
@@ -121,16 +120,20 @@ class BadSteps:
         return _said(lambda: self._run_again(forwards[-1:], scale or 1.0))
 
     def _run_again(self, forwards: Sequence[Forward], scale: float) -> Replay:
-        self.look_away(on=True)
-        try:
-            plain = {root.name: root.plain for root in self._models.roots}
-            with script_ops():
-                return replay(plain, forwards, scale, self._models)
-        finally:
-            self.look_away(on=False)
+        plain = {root.name: root.plain for root in self._models.roots}
+        with self.paused(), script_ops():
+            return replay(plain, forwards, scale, self._models)
 
-    def look_away(self, *, on: bool) -> None:
-        """What a replay runs is none of the training's."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs meanwhile is none of the training's."""
+        self._pause(on=True)
+        try:
+            yield
+        finally:
+            self._pause(on=False)
+
+    def _pause(self, *, on: bool) -> None:
         self._flight.is_paused = on
         self._histograms.pause(on=on)
         if self.sentinel is not None:
@@ -159,59 +162,3 @@ def _said(run: Callable[[], Replay]) -> Replay | str:
         return f"The step could not be run again: {error}"
     except torch.OutOfMemoryError:
         return "The step could not be run again beside the training: out of memory."
-
-
-# Instrument: whether this rank's own backward pass was finite, before ranks add up gradients.
-#
-# What ``.grad`` holds under DistributedDataParallel and FSDP is the sum over all ranks: one rank's
-# NaN is on every rank. The gradient of the first module's output is this rank's own, and it is
-# the last that backward reaches, so what went wrong further up has arrived there. It costs one sum
-# per forward pass.
-
-
-class Sentinel:
-    """Watches while entered; :attr:`sums` are those of the present step, of which one is not finite
-    where this rank's own gradients were not."""
-
-    def __init__(self, models: WatchedModels, guard: Guard) -> None:
-        self._guard = guard
-        self._models = models
-        self._leaves = {id(m) for m in models.modules if not children(m)}
-        self.is_paused = False
-        self._is_armed = True  # for the first module of the next forward
-        self._roots = {id(m) for root in models.roots for m in (root.called, root.plain)}
-        self.sums: list[Tensor] = []
-        self._handle: Subscription | None = None
-
-    def __enter__(self) -> Sentinel:
-        self._handle = FORWARD.subscribe(self._guard.hook(self._after_forward))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self.sums.clear()
-
-    def take(self) -> list[Tensor]:
-        """The sums of the step that is over. Begins anew."""
-        sums, self.sums, self._is_armed = self.sums, [], True
-        return sums
-
-    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if self.is_paused:
-            return
-        if id(module) in self._roots:
-            self._is_armed = True
-        if not self._is_armed or id(module) not in self._leaves:
-            return
-        for tensor in floating_tensors(output):
-            if tensor.requires_grad and not tensor.is_leaf:
-                self._is_armed = False
-                tensor.register_hook(self._guard.hook(self._note))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                return
-
-    def _note(self, gradient: Tensor | None) -> None:
-        values = None if gradient is None else readable(gradient)  # a Function may give none
-        if values is not None:
-            # In fp32: a sum of finite fp16 numbers may overflow in fp16.
-            self.sums.append(values.sum(dtype=torch.float32))

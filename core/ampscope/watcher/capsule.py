@@ -6,8 +6,10 @@ weights, where they fit. `contents` says it in words.
 
     capsule = collected(about, forwards, parameters, past, limits)   # copies, made at once
     save(capsule, path)
+    capsule = load(path)                                             # checked before it is used
 
-Also here: the file format, how a model's arguments are packed, and which steps are kept where.
+The file is in the safetensors format: tensors, and a text that says what they are. Nothing in it
+can run code.
 """
 
 from __future__ import annotations
@@ -16,32 +18,31 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ampscope.capture.tensors import has_own_memory, opened, plain
+from ampscope.capture.tensors import opened, plain
 from ampscope.errors import BadInput
-from ampscope.masks import is_secret, masked_value
 from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
 from ampscope.record_json import Decoder, Refusal
-from ampscope.records import Event
 from ampscope.store.db import make_folder
-from ampscope.watcher.alarms import CALIBRATED_BELOW
-from ampscope.watcher.flight import Autocast, Forward, Past, Randomness
-from ampscope.watcher.models import WatchedModels
-
-if TYPE_CHECKING:
-    from ampscope.watcher.recorder import Recorder
+from ampscope.watcher.flight import Autocast, Forward, Randomness, StepSummary
+from ampscope.watcher.packed_values import Tensors, packed, unpacked, without_secrets
 
 SHARDED = "sharded"  # why a capsule has no weights
+FORMAT = 1
+MAX_FILE = 64 * 2**30  # bytes; `CapsuleLimits.mib` is 256 MiB unless a user asks for more
+MAX_HEADER = 8 * 2**20  # of a model with 20,000 parameters about 3 MiB
+MAX_PARTS, MAX_VALUES = 200_000, 600_000  # lists and objects, and commas, in the header
+_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Capsule:
     forwards: tuple[Forward, ...]
     weights: Mapping[str, Tensor]  # by dotted name, the model's in front with several
     checks: Mapping[str, float]  # a sum over each parameter: other weights have others
-    past: tuple[Past, ...]
+    past: tuple[StepSummary, ...]
     parameters: tuple[str, ...]  # the names of the norms in `past`
 
     @property
@@ -103,7 +104,7 @@ def collected(
     about: About,
     forwards: Sequence[Forward],
     parameters: Mapping[str, Tensor],
-    past: Sequence[Past],
+    past: Sequence[StepSummary],
     limits: CapsuleLimits,
     *,
     without_weights: str = "",
@@ -171,18 +172,6 @@ def _bytes(value: object) -> int:
     tensors: Tensors = {}
     packed(value, "", tensors)
     return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
-# A capsule as a file in the safetensors format: tensors, and a text that says what they are.
-#
-# Nothing in it can run code. `load` checks everything before it is used.
-
-
-FORMAT = 1
-MAX_FILE = 64 * 2**30  # bytes; `CapsuleLimits.mib` is 256 MiB unless a user asks for more
-MAX_HEADER = 8 * 2**20  # of a model with 20,000 parameters about 3 MiB
-MAX_PARTS, MAX_VALUES = 200_000, 600_000  # lists and objects, and commas, in the header
-_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 def save(capsule: Capsule, path: Path) -> None:
@@ -273,7 +262,7 @@ def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     norms = tensors.get("past/norms", torch.empty(0, len(told.parameters))).double().numpy()
     if norms.shape != (len(told.past), len(told.parameters)):
         raise Refusal("value", "the norms of its last steps are not one for each parameter")
-    past = [Past(*step, norms[i]) for i, step in enumerate(told.past)]
+    past = [StepSummary(*step, norms[i]) for i, step in enumerate(told.past)]
     weights = {
         name.partition("/")[2]: tensor
         for name, tensor in tensors.items()
@@ -330,7 +319,7 @@ def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, obj
         "model": forward.model,
         "module": forward.module,
         **{
-            part: _without_secrets(packed(getattr(forward, part), f"{name}/{part}", tensors))
+            part: without_secrets(packed(getattr(forward, part), f"{name}/{part}", tensors))
             for part in _TREES
         },
         "autocast": [forward.autocast.device, None if dtype is None else dtype_name(dtype)],
@@ -358,188 +347,3 @@ def _forward(part: dict[str, Any], number: int, tensors: Mapping[str, Tensor]) -
         {int(place): tensor for place, tensor in unpacked(part["gradients"], tensors).items()},
         [str(what) for what in part["missing"]],
     )
-
-
-# Arguments of a model as JSON and tensors, and back: no pickle, and nothing that can run code.
-#
-#     >>> tensors = {}
-#     >>> packed((torch.ones(2), {"mask": None}), "args", tensors)
-#     {'tuple': [{'tensor': 'args.0', 'grad': False}, {'dict': [['mask', {'value': None}]]}]}
-#
-# Tensors, numbers, texts, None, and tuples, lists and dicts of these are kept; named tuples as
-# plain tuples, dict-like objects as dicts. Anything else is named in the text, and unpacks as
-# :class:`NotKept`, on which a replay gives up.
-
-
-Tensors = dict[str, Tensor]
-MAX_DEPTH = 16
-
-
-@dataclass(frozen=True, slots=True)
-class NotKept:
-    """Stands for an argument that a capsule cannot hold."""
-
-    type: str
-
-
-def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[str, Any]:
-    """``value`` as JSON; its tensors are added to ``tensors`` under names that begin with
-    ``name``."""
-    if isinstance(value, Tensor) and value.layout is torch.strided and has_own_memory(value):
-        tensors[name] = value  # of a wrapper or another layout the numbers alone would say little
-        return {"tensor": name, "grad": value.requires_grad}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    if isinstance(value, torch.dtype | torch.device):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    if depth == MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
-        return {"not kept": type(value).__name__}
-    pairs = list(value.items() if isinstance(value, Mapping) else enumerate(value))
-    parts = [
-        (key, packed(part, f"{name}.{place}", tensors, depth + 1))
-        for place, (key, part) in enumerate(pairs)
-        if isinstance(key, str | int)
-    ]
-    if isinstance(value, Mapping):
-        return {"dict": [list(pair) for pair in parts]}
-    return {"list" if isinstance(value, list) else "tuple": [part for _, part in parts]}
-
-
-def _without_secrets(tree: dict[str, Any], called: str = "") -> dict[str, Any]:
-    """What :func:`packed` gave, as a file may hold it: a text with a secret, by what it or what
-    holds it is ``called``, is not kept, since a model that ran with another text would say nothing
-    of the step; the others are what a model may need."""
-    ((kind, content),) = ((k, v) for k, v in tree.items() if k != "grad")
-    if kind == "value" and isinstance(content, str):
-        return tree if masked_value(called, content) == content else {"not kept": "secret text"}
-    if kind == "dict":
-        return {
-            kind: [
-                [key, _without_secrets(part, str(key) if is_secret(str(key)) else called)]
-                for key, part in content
-            ]
-        }
-    if kind in ("list", "tuple"):
-        return {kind: [_without_secrets(part, called) for part in content]}
-    return tree
-
-
-def unpacked(tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-    """Inverse of :func:`packed`. Raises KeyError or ValueError for what is not its result."""
-    ((kind, content),) = ((k, v) for k, v in tree.items() if k != "grad")
-    if kind == "tensor":
-        tensor = tensors[content].detach()
-        return tensor.requires_grad_() if tree.get("grad") is True else tensor
-    if kind == "value":
-        return content
-    if kind == "dict":
-        return {key: unpacked(part, tensors) for key, part in content}
-    if kind == "list":
-        return [unpacked(part, tensors) for part in content]
-    if kind == "tuple":
-        return tuple(unpacked(part, tensors) for part in content)
-    if kind == "dtype":
-        dtype = getattr(torch, content)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{content!r} is no dtype")
-        return dtype
-    if kind == "device":
-        return torch.device(content)
-    if kind == "not kept":
-        return NotKept(str(content))
-    raise ValueError(f"{kind!r} is no part of a capsule")
-
-
-def first_not_kept(value: object) -> str:
-    """The type of the first argument that is not in the capsule; "" when all are."""
-    if isinstance(value, NotKept):
-        return value.type
-    parts = value.values() if isinstance(value, dict) else value
-    if isinstance(value, dict | list | tuple):
-        return next((found for part in parts if (found := first_not_kept(part))), "")  # type: ignore[attr-defined]  # a container
-    return ""
-
-
-# Which failing steps are worth a capsule, and where the files go.
-#
-# GradScaler's calibration skips steps as a matter of course: finite loss, a few skips, a lower
-# scale, and on; many at the start, from 65536 down to 64 at most. A capsule is kept of what is
-# more: a loss that is not finite, bad gradients without a scaler to catch them, or many bad steps
-# in a row. One of each streak, and one more where the first has no forward; the first ones stay,
-# and the newest takes the last place.
-
-
-MAX_REASON = 300
-STREAK = 3  # later on, where a scale that was right is off by a factor of 2 at most
-
-
-class CapsuleStore:
-    """Keeps capsules of one run beside its store."""
-
-    def __init__(
-        self,
-        models: WatchedModels,
-        past: Iterable[Callable[[], Past]],
-        store: Path,
-        limits: CapsuleLimits,
-    ) -> None:
-        self.paths: list[Path] = []
-        self.last: Capsule | None = None  # in the host's memory, for a replay at once
-        self._models = models
-        self._past = past
-        self._folder = store.with_name(f"{store.name}.capsules").absolute()
-        self._limits = limits
-        self._streak = 0
-        self._was_good = False  # any step so far
-        self._has_kept = self._has_bare = False  # of this streak; one without a forward
-
-    def good(self) -> None:
-        """A step went well: the streak is over."""
-        self._streak, self._was_good = 0, True
-        self._has_kept = self._has_bare = False
-
-    def is_fault(self, scale: float | None, *, loss_is_bad: bool) -> bool:
-        """A step went bad: whether it is more than a calibration of the loss scale."""
-        self._streak += 1
-        if loss_is_bad or scale is None:
-            return True
-        is_searching = not self._was_good and scale > CALIBRATED_BELOW
-        return self._streak >= STREAK and not is_searching
-
-    @property
-    def has_room(self) -> bool:
-        """Whether this streak has no capsule yet that can be run again, and any are wanted."""
-        return bool(self._limits.count) and not self._has_kept
-
-    def keep(
-        self, about: About, forwards: Sequence[Forward], recorder: Recorder, *, without_weights: str
-    ) -> Event:
-        """Copy what is needed now; the recorder's thread writes the file, and an event of its own
-        says so if that fails. The event says what is in it. ``without_weights`` is why the weights
-        are not those of the step."""
-        self._has_kept = True
-        parameters = {p.name: p.tensor for p in self._models.parameters}
-        past = [make() for make in self._past]
-        self.last = capsule = collected(
-            about, forwards, parameters, past, self._limits, without_weights=without_weights
-        )
-        self._has_kept = bool(capsule.forwards) or self._has_bare
-        self._has_bare = not capsule.forwards
-        name = f"{about.run}-rank{about.rank}-step{about.step}.safetensors"
-        path = self._folder / name
-        old = self.paths.pop() if len(self.paths) >= self._limits.count else None
-        self.paths.append(path)
-
-        def write() -> None:
-            try:
-                save(capsule, path)
-                if old is not None:
-                    old.unlink(missing_ok=True)
-            except Exception as error:  # a full disk, a dtype that the format does not know
-                self.paths = [kept for kept in self.paths if kept != path]
-                reason = f"The capsule of step {about.step} could not be written: {error}"
-                recorder.event(Event(about.step, "note", "no capsule", reason[:MAX_REASON]))
-
-        recorder.later(write)
-        text = f"{about.reason} Kept: {capsule.contents}."
-        return Event(about.step, "capsule", name, text, path=os.fspath(path))

@@ -32,9 +32,9 @@ from ampscope.capture.user_objects import buffers, parameters
 from ampscope.observations import CAPTURED_FORWARD, CAPTURED_NOTE, CAPTURED_STEP, OpUse
 from ampscope.runner.script_recorder import ADDED
 from ampscope.watcher.capsule import Capsule, load
-from ampscope.watcher.flight import Forward, Past
-from ampscope.watcher.replay import moved, restore
+from ampscope.watcher.flight import Forward, StepSummary
 from ampscope.watcher.replay_child import prepare
+from ampscope.watcher.rerun import moved, restore
 from ampscope.workloads.load import load_models
 
 PROBE = 2.0**-10  # small enough that the model's backward does not overflow because of it
@@ -134,7 +134,7 @@ def _term(output: Tensor, gradient: Tensor | None, scale: float) -> Tensor:
     return torch.where(weight != 0, output.float() * weight, 0.0).sum()
 
 
-def _history(past: tuple[Past, ...], parameters: tuple[str, ...]) -> str:
+def _history(past: tuple[StepSummary, ...], parameters: tuple[str, ...]) -> str:
     """What the numbers of the steps before say; "" without any."""
     if not past:
         return ""
@@ -155,7 +155,9 @@ def _history(past: tuple[Past, ...], parameters: tuple[str, ...]) -> str:
     return "; ".join(parts) + "."
 
 
-def _growth(past: tuple[Past, ...], parameters: tuple[str, ...]) -> Iterator[tuple[float, str]]:
+def _growth(
+    past: tuple[StepSummary, ...], parameters: tuple[str, ...]
+) -> Iterator[tuple[float, str]]:
     """How much each parameter's gradient norm grew, the last finite one over the first above 0."""
     norms = np.array([p.norms for p in past])
     for name, column in zip(parameters, norms.T, strict=False):

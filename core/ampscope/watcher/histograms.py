@@ -23,8 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ampscope.analysis.ranks import merged
 from ampscope.capture import weights
+from ampscope.capture.accumulator import Accumulator, PendingFrames
 from ampscope.capture.failures import Failures, OwnTime
-from ampscope.capture.histograms import Accumulator, HistogramHooks, PendingFrames
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import NamedParameter
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import lr_of
@@ -35,7 +36,6 @@ from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.flight import free_bytes
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.schedule import Detail
 
 if TYPE_CHECKING:
     from ampscope.capture.taps import Place, RunningModules
@@ -59,8 +59,7 @@ class StepHistograms:
         self._unscaled: set[int] = set()  # optimizers whose gradients of this step were unscaled
         self._hooks = HistogramHooks(models, self._outputs, guarded=guard.hook)
         self._active(on=False)
-        self._detail = Detail()
-        self._step = 0
+        self._step, self._is_scheduled, self._with_weights = 0, False, False
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
         self._next = 0  # place in an optimizer's parameters where the next copies begin
         self.stalled_share: float | None = None  # of the present step, where it was compared
@@ -92,12 +91,12 @@ class StepHistograms:
             self.inside.close()
         self._before.clear()
 
-    def start(self, step: int, detail: Detail) -> None:
-        """A step begins."""
-        self._step, self._detail = step, detail
+    def start(self, step: int, *, histograms: bool, weights: bool) -> None:
+        """A step begins, of which ``histograms`` are wanted, and those of ``weights`` too."""
+        self._step, self._is_scheduled, self._with_weights = step, histograms, weights
         self.stalled_share = None
-        self._hooks.start_step(step, active=detail.histograms)
-        self._active(on=detail.histograms)
+        self._hooks.start_step(step, active=histograms)
+        self._active(on=histograms)
 
     @property
     def has_gradients(self) -> bool:
@@ -106,7 +105,7 @@ class StepHistograms:
 
     def pause(self, *, on: bool) -> None:
         """Count nothing of what runs now; go on as the schedule says."""
-        self._hooks.active = self._detail.histograms and not on
+        self._hooks.active = self._is_scheduled and not on
         self._active(on=self._hooks.active)
 
     def _active(self, *, on: bool) -> None:
@@ -115,8 +114,8 @@ class StepHistograms:
 
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """Backward is done; gradients are still scaled."""
-        if self._detail.histograms:
-            self._count(optimizer, with_weights=self._detail.weights)
+        if self._is_scheduled:
+            self._count(optimizer, with_weights=self._with_weights)
 
     def _count(self, optimizer: Optimizer, *, with_weights: bool) -> None:
         with self._time.spent("gradients"), own_ops():
@@ -128,14 +127,14 @@ class StepHistograms:
 
     def count_bad(self, optimizer: Optimizer, *, is_unscaled: bool) -> None:
         """Count gradients that are not finite, whatever the schedule."""
-        if not self._detail.histograms:
+        if not self._is_scheduled:
             if is_unscaled:
                 self._unscaled.add(id(optimizer))
             self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
-        if not self._detail.weights:
+        if not self._with_weights:
             return
         with self._time.spent("weights"), torch.no_grad(), own_ops():
             held = [p.tensor for _, p in self._parameters(optimizer)]
@@ -176,7 +175,7 @@ class StepHistograms:
     def take(self, optimizers: Sequence[Optimizer], scale: float) -> StepFrames:
         """What was counted at this step, and ends it. Waits for no device."""
         self._hooks.end_step()
-        if self.inside is not None and self._detail.histograms:
+        if self.inside is not None and self._is_scheduled:
             self.inside.end_step()
         self._active(on=False)
         self._before.clear()

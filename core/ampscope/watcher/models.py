@@ -6,21 +6,16 @@ model's paths are plain; with several, each path begins with the model's name.
 A parameter that several ranks hold is counted by one of them, so that the histograms of all ranks
 add up: under DistributedDataParallel by rank 0, of a DTensor by the ranks that stand at place 0 of
 every dimension along which it is replicated.
-
-Also here: which rank of which training this process is (:func:`place_now`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -28,7 +23,6 @@ from ampscope.capture.model_map import ModuleIndex
 from ampscope.capture.tensors import is_dtensor, unreadable
 from ampscope.capture.user_objects import children, parameters
 from ampscope.errors import BadInput
-from ampscope.store.processes import process_start_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,50 +119,3 @@ def _stands_first(tensor: Tensor) -> bool:
         place == 0 or not placement.is_replicate()
         for place, placement in zip(coordinate, placements, strict=True)
     )
-
-
-# Which rank of which training this process is. Nothing is sent to find out.
-#
-# All ranks must come to the same name for their training by themselves: from what the launcher
-# gave each of them (torchrun, Slurm), and on a single machine from the process that started them
-# all.
-
-
-_NAMES_A_TRAINING = (
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "WORLD_SIZE",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One rank of ``world``; ``group`` is the same for all of them, "" for a training of one."""
-
-    rank: int
-    world: int
-    group: str
-
-
-def place_now(group: str = "") -> Place:
-    """This process's place; ``group`` overrides the name that is found."""
-    if dist.is_available() and dist.is_initialized():
-        rank, world = dist.get_rank(), dist.get_world_size()
-    else:
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if world < 2:
-        return Place(0, 1, group)
-    return Place(rank, world, group or _group(world))
-
-
-def _group(world: int) -> str:
-    parts = [os.environ.get(name, "") for name in _NAMES_A_TRAINING]
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == world:
-        # One machine: the next training on the same port has another launcher process.
-        launcher = os.getppid()
-        parts += [str(launcher), str(process_start_time(launcher))]
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()

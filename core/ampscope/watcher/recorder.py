@@ -26,7 +26,7 @@ from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.writer import FLUSH_EVERY_S, RunWriter, new_run_id
 from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher.alarms import warn
-from ampscope.watcher.step_end import Ended
+from ampscope.watcher.step import ClosedStep
 
 MOST_WAITING = 20_000  # records; about 200 MB of frames of 200 modules
 MAX_MESSAGE = 500
@@ -109,18 +109,18 @@ class Recorder:
         """The modules of all models."""
         self._put(lambda: self._writer.add_modules(records))
 
-    def step(self, record: StepRecord, ended: Ended) -> None:
+    def step(self, record: StepRecord, closed: ClosedStep) -> None:
         """A step with everything that was seen in it: it is written whole or not at all."""
 
         def write() -> None:
-            for event in ended.reading.events:  # may ask the store, which may be held: first
+            for event in closed.numbers.events:  # may ask the store, which may be held: first
                 self._writer.add_event(event)
             self._writer.add_step(record)
-            for frame in ended.frames.values():
+            for frame in closed.frames.values():
                 self._writer.add_frame(frame)
-            self._writer.add_nonfinite(ended.nonfinite)
-            self._writer.add_shadow(ended.shadows())
-            self._writer.add_ops(*ended.ops())
+            self._writer.add_nonfinite(closed.nonfinite)
+            self._writer.add_shadow(closed.shadows())
+            self._writer.add_ops(*closed.ops())
 
         self._put(write)
 

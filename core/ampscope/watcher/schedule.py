@@ -16,8 +16,6 @@ first ones are free: they load, compile and allocate what later ones find.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 TIGHT_STEPS = 4  # the step after a skip retries with half the scale; four see a scale fall 16-fold
 FIRST_WAIT = 2 * TIGHT_STEPS  # steps from one tightening to the next
 LONGEST_WAIT = 100_000
@@ -27,14 +25,6 @@ WEIGHTS_EVERY = 10  # of the recorded rounds; weights change slowly, and there a
 EVERY = 10  # rounds, where the caller named none
 FREE_S = 2.0
 SHARE = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """What is recorded of a step besides its numbers."""
-
-    histograms: bool = False
-    weights: bool = False  # the weights, and how far the step moved them
 
 
 class Schedule:
@@ -52,8 +42,9 @@ class Schedule:
         self._wait = FIRST_WAIT
         self._streak = 0  # bad steps in a row so far
 
-    def detail(self, step: int, round_: int) -> Detail:
-        """What to record of ``step``, which belongs to round ``round_``."""
+    def detail(self, step: int, round_: int) -> tuple[bool, bool]:
+        """Whether to take histograms at ``step``, which belongs to round ``round_``; and whether of
+        the weights too, and of how far the step moves them."""
         tight = step <= self._tight_until
         due = self.every > 0 and round_ % self.every == 0 and self.is_news
         if due and round_ != self._round:
@@ -62,7 +53,7 @@ class Schedule:
             self._round = round_ if due else self._round
         # Who asks for every step asks for everything.
         weights = due and (self.every == 1 or self._recorded % WEIGHTS_EVERY == 1)
-        return Detail(histograms=due or tight, weights=weights)
+        return due or tight, weights
 
     def took(self, histograms_s: float, step_s: float) -> None:
         """A step that took ``step_s`` seconds is over; of these its histograms took so many."""

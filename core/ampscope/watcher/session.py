@@ -11,8 +11,6 @@ On CUDA the numbers of a step travel to the host while the training goes on, and
 finished while the next one runs. With a plain GradScaler the numbers are read after its own wait;
 where the script calls ``unscale_`` itself, the watch waits there. Nothing waits for the histograms
 of a good step.
-
-Also here: what a watched run says of itself.
 """
 
 from __future__ import annotations
@@ -37,60 +35,43 @@ from ampscope.capture.exponent_count import prepare
 from ampscope.capture.failures import working_s
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.capture.tensors import in_backward, readable
+from ampscope.capture.tensors import in_backward
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
-from ampscope.capture.user_objects import IdSet, groups_of
+from ampscope.capture.user_objects import IdSet
 from ampscope.errors import BadInput
 from ampscope.healthy import mark_healthy
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
-from ampscope.records import Event, Machine, Role, RunSpec, State, watched
+from ampscope.records import Event, Role, State
 from ampscope.runner.device import describe, read_too, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
 from ampscope.watcher.alarms import Alarms, Signs, warn
 from ampscope.watcher.bad_steps import BadSteps
-from ampscope.watcher.capsule import CapsuleStore
+from ampscope.watcher.capsule_store import CapsuleStore
+from ampscope.watcher.clips import Clips
 from ampscope.watcher.flight import FlightRecorder, Forward
+from ampscope.watcher.gradient_norms import first_nonfinite, in_parts, start_norms
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms, TappedHistograms
-from ampscope.watcher.models import Place, WatchedModels
-from ampscope.watcher.numbers import (
-    Clips,
-    PendingFlag,
-    checked,
-    first_nonfinite,
-    in_parts,
-    read_numbers,
-)
-from ampscope.watcher.our_optimizers import OurOptimizers
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.place import Place
 from ampscope.watcher.recorder import Recorder
-from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
+from ampscope.watcher.schedule import TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard
-from ampscope.watcher.step_end import (
-    Ended,
-    Part,
-    Present,
-    Reading,
-    as_one,
+from ampscope.watcher.step import (
+    ClosedStep,
+    OpenStep,
+    PendingFlag,
+    StepNumbers,
+    lr_on_device,
     scaler_numbers,
-    was_skipped,
 )
+from ampscope.watcher.watched_optimizers import UnseenSteps, WatchedOptimizers
+from ampscope.watcher.watched_run import notes, run_of
 from ampscope.watcher.webhook import Webhook
 
-UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
-WEIGHT_TURNS = 4  # steps in which every weight is looked at once
+WEIGHT_SCAN_STEPS = 4  # steps in which every weight is looked at once
 INSIDE_TEXT = (
     "The optimizer steps inside backward: the step cannot be run again before it is taken."
-)
-TAPS_TEXT = (
-    "{} is compiled, with taps in its graphs: outputs of modules and the gradients there are "
-    "counted. What computes nothing of its own there has no tap. A tensor that is read is kept in "
-    "memory, so the last bits of a loss may differ from those of the same training without taps: "
-    "docs/compiled.md has by how much, and how to measure it in yours."
-)
-UNSEEN_TEXT = (
-    "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
-    "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
-    "alarm can ring. Call optimizer.step() outside of what torch.compile compiles."
 )
 CAPTURED_TEXT = (
     "A CUDA graph is recorded (torch.cuda.graph, make_graphed_callables): what runs in it is not "
@@ -106,7 +87,7 @@ class Session(TrainingListener):
         self, models: WatchedModels, optimizers: list[Optimizer], scalers: list[Any],
         path: Path, place: Place, settings: WatchSettings,
     ) -> None:  # fmt: skip
-        self.now = Present(0)
+        self.now = OpenStep(0)
         self.referenced: set[int] = set()  # steps to run again beside fp32
         self.schedule = Schedule(settings.every)
         self._models, self.place = models, place
@@ -122,7 +103,6 @@ class Session(TrainingListener):
         )
         self._state = StateGuard(models, settings.ema) if settings.guard else None
         self._state_alarms: list[Event] = []  # of averages, seen before a backward
-        self._stepping: IdSet[Optimizer] = IdSet()
         self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
         inside = TappedHistograms(models, guard, self._unseen) if settings.taps else None
@@ -135,27 +115,22 @@ class Session(TrainingListener):
             models, self._histograms, self._flight, self.capsule_store, self.recorder, place,
             machine.policy, settings, guard,
         )  # fmt: skip
-        self._optimizers = OurOptimizers(models, optimizers, self._optimizers_changed)
+        self._optimizers = WatchedOptimizers(models, optimizers, self._optimizers_changed)
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
         self._alarms = Alarms(settings.bounds)
         # A step whose numbers or histograms are on their way from the device, what it ran, what the
         # sentinel saw of it, and its losses.
-        self._late: tuple[Ended, list[Forward], list[Tensor], Present] | None = None
+        self._late: tuple[ClosedStep, list[Forward], list[Tensor], OpenStep] | None = None
         self._late_alarms: list[Event] = []  # to be reported at the end of the present step
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
-        self._smallest = min(trained, key=Tensor.numel, default=None)
-        self._first: Tensor | None = None  # a copy of it as it was at the first backward
-        self._backwards = 0  # so far, without a step
+        self._unseen_steps = UnseenSteps(trained, self._unseen)
         self._has_stepped = self._has_sampler = False
-        self._knows_of_steps = False  # one has begun, or it was said that none is seen
-        self._is_late = False  # gradients are read behind the step, which has a closure
-        self._inside: list[Part] = []  # that stepped in the backward that runs
+        self._inside: list[tuple[Optimizer, StepNumbers]] = []  # stepped in the backward that runs
         self._backward = -1  # torch's number of it
-        self._looked = -1  # the last step that looked at weights
-        self._parts_of_weights = in_parts([p.tensor for p in models.parameters], WEIGHT_TURNS)
-        self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
+        self._parts_of_weights = in_parts([p.tensor for p in models.parameters], WEIGHT_SCAN_STEPS)
+        self._numbers: dict[int, StepNumbers] = {}  # by optimizer, between complete and stepped
 
     def open(self) -> None:
         """Everything on."""
@@ -165,7 +140,7 @@ class Session(TrainingListener):
         for note in notes(self._models, self.place, taps=self._histograms.inside is not None):
             self.recorder.event(note)
         self._sample()
-        self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
+        self.guard.call(self._unseen_steps.look)  # keeps a copy of one small parameter
         if self._device.type == "cpu":
             self.guard.call(tensor_table.works)  # compiles now, and not within a step
         self._prepare()
@@ -223,7 +198,7 @@ class Session(TrainingListener):
         self.guard.call(self.backward_ended)  # of a backward that raised
         self.detach()
         if not self._has_stepped and self._histograms.has_gradients:
-            self.guard.call(self._look_for_unseen_steps, last=True)
+            self.guard.call(self._unseen_steps.look, last=True)
         try:
             self.guard.call(self._report_late)
         finally:
@@ -257,24 +232,7 @@ class Session(TrainingListener):
             self._note(self._state.before_backward(), self.now.step - 1)
             self.now.own_s += working_s() - started
         if not self._has_stepped:
-            self._look_for_unseen_steps()
-
-    def _look_for_unseen_steps(self, *, last: bool = False) -> None:
-        """What torch.compile traces calls no hook: weights that change while no step was ever seen
-        are stepped where nothing is seen of it. Looked at in ever longer intervals."""
-        count = self._backwards = self._backwards + 1
-        is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
-        if self._smallest is None or self._knows_of_steps or not is_due:
-            return
-        with torch.no_grad(), own_ops():
-            now = readable(self._smallest)
-            if now is None:
-                return
-            if self._first is None or (count == 2 and not last):  # after what was loaded meanwhile
-                self._first = now.clone()
-            elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
-                self._knows_of_steps = True
-                self._unseen(UNSEEN_TEXT)
+            self._unseen_steps.look()
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The training itself took gradients of what was scaled."""
@@ -300,82 +258,81 @@ class Session(TrainingListener):
             self._locate()
         gradients = self._optimizers.gradients(optimizer)
         with own_ops():
-            loss, weights = self.now.take_loss(), self._some_weights(step)
+            loss, weights = self.now.take_loss(), self._some_weights()
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
-            numbers = scaler_numbers(scaler)
+            of_scaler = scaler_numbers(scaler)
             rate = lr_on_device(optimizer)
-            read = Reading(
-                read_numbers(gradients, loss, weights, clip, numbers, rate), scaler=scaler
-            )
-        self._readings[id(optimizer)] = read
+            pending = start_norms(gradients, loss, weights, clip, of_scaler, rate)
+        numbers = self._numbers[id(optimizer)] = StepNumbers((pending,), scaler)
         self.now.own_s += working_s() - started
         self._histograms.gradients_complete(optimizer)  # which says itself how long it took
         started = working_s()
         if not in_backward():  # a bad step may need more memory than a backward leaves
             self._late_alarms += self._finish_late()  # before the weights change again
-        if read.readout.is_immediate or (
-            scaler is not None and not self._can_wait(optimizer, numbers)
+        if pending.is_immediate or (
+            scaler is not None and not self._can_wait(optimizer, of_scaler)
         ):
-            self._judge(optimizer, read, is_unscaled=False)
+            self._judge(optimizer, numbers, is_unscaled=False)
         if step in self.referenced and in_backward():
             self.referenced.discard(step)
-            read.run_again(INSIDE_TEXT, step)
+            numbers.run_again(INSIDE_TEXT, step)
         elif step in self.referenced:
             self.referenced.discard(step)
-            read.run_again(self.bad.reference(self._flight.forwards, read.scale), step)
+            numbers.run_again(self.bad.reference(self._flight.forwards, numbers.scale), step)
         self.now.own_s += working_s() - started
 
-    def _can_wait(self, optimizer: Optimizer, numbers: list[Tensor]) -> bool:
+    def _can_wait(self, optimizer: Optimizer, of_scaler: list[Tensor]) -> bool:
         """Whether the numbers of a step with a scaler may be read later than before ``unscale_``:
         after the wait in ``scaler.step``, or a step later where a fused optimizer has none.
 
         A script that calls ``unscale_`` itself may change the gradients before ``scaler.step``: a
         clip by a norm that is NaN makes all of them NaN. What is said of bad gradients needs them
         as backward left them, so the numbers are read before ``unscale_``."""
-        if in_backward() or self.now.step in self.referenced or not numbers:  # the scaler's
+        if in_backward() or self.now.step in self.referenced or not of_scaler:
             return False
         return is_fused(optimizer) or self._events.is_in_scaler_step
 
-    def _judge(self, optimizer: Optimizer, read: Reading, *, is_unscaled: bool) -> None:
+    def _judge(self, optimizer: Optimizer, numbers: StepNumbers, *, is_unscaled: bool) -> None:
         """Read the numbers, and see to it that a bad step is kept while its gradients are here.
         ``is_unscaled``: the gradients have been, since their norms were taken."""
-        has_scaler = read.scaler is not None
-        read.read_scaler()
-        read.is_search = has_scaler and read.is_loss_bad and self.now.is_search
-        read.norms = read.readout.norms()
-        if read.norms.suspects:
-            scale = (is_unscaled and read.scale) or 1.0
+        has_scaler = numbers.scaler is not None
+        numbers.read_scaler()
+        numbers.is_search = has_scaler and numbers.is_loss_bad and self.now.is_search
+        numbers.is_judged = True
+        (pending,) = numbers.pending
+        if pending.suspects:
+            scale = (is_unscaled and numbers.scale) or 1.0
             with own_ops():
-                read.norms = checked(read.norms, self._optimizers.gradients(optimizer), scale)
-        if read.is_bad:
+                pending.check(self._optimizers.gradients(optimizer), scale)
+        if numbers.is_bad:
             if self.schedule.is_news:
                 self._histograms.count_bad(optimizer, is_unscaled=is_unscaled)
             if not in_backward():  # otherwise once the last parameter has been reached
                 forwards, sums = self._flight.forwards, self.bad.sums
-                read.events += self.bad.examine(
-                    self.now.step, read, forwards, sums, is_late=self._is_late
+                numbers.events += self.bad.examine(
+                    self.now.step, numbers, forwards, sums, is_late=self.now.is_late
                 )
 
     def _judge_behind_wait(self, optimizer: Optimizer) -> None:
         """GradScaler has just waited for what it found in the gradients, and unscaled them."""
-        read = self._readings.get(id(optimizer))
-        if read is None or read.scaler is None or is_fused(optimizer):
+        numbers = self._numbers.get(id(optimizer))
+        if numbers is None or numbers.scaler is None or is_fused(optimizer):
             return
         started = working_s()
-        self._judge(optimizer, read, is_unscaled=True)
+        self._judge(optimizer, numbers, is_unscaled=True)
         self.now.own_s += working_s() - started
 
-    def _some_weights(self, step: int) -> list[Tensor]:
+    def _some_weights(self) -> list[Tensor]:
         """A part of all weights, every part in turn: a weight may go bad alone."""
-        if self._looked == step:  # two optimizers, or one per parameter, in one step
+        if self.now.has_weights:  # two optimizers, or one per parameter, in one step
             return []
-        self._looked = step
-        return self._parts_of_weights[step % WEIGHT_TURNS]
+        self.now.has_weights = True
+        return self._parts_of_weights[self.now.step % WEIGHT_SCAN_STEPS]
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step; a closure may call backward several times inside."""
-        self._knows_of_steps = True
-        self._is_late = id(optimizer) not in self._readings
+        self._unseen_steps.is_known = True
+        self.now.is_late = id(optimizer) not in self._numbers
         self._judge_behind_wait(optimizer)
         self._histograms.before_step(optimizer)
 
@@ -385,35 +342,34 @@ class Session(TrainingListener):
 
     def optimizer_dropped(self, optimizer: Optimizer) -> None:
         """Its gradients were unscaled, and it is not going to step."""
-        self._readings.pop(id(optimizer), None)
+        self._numbers.pop(id(optimizer), None)
         self._histograms.drop(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
 
     def optimizer_stepped(self, optimizer: Optimizer, *, skipped: bool | Tensor) -> None:
         """The step is over, taken or skipped. Optimizers that step while backward runs, each as
         soon as its parameter is reached, make one step together."""
-        self._has_stepped, self._is_late = True, False
+        self._has_stepped, self.now.is_late = True, False
         self._judge_behind_wait(optimizer)  # of a step that was skipped
-        read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
+        numbers = self._numbers.pop(id(optimizer))
+        numbers.stalled = self._histograms.stalled_share
         with own_ops():
-            left_out = (
-                PendingFlag(skipped)
-                if isinstance(skipped, Tensor) and read.norms is None
-                else bool(skipped)
-            )
-        if left_out is not True and (
+            if isinstance(skipped, Tensor) and not numbers.is_judged:
+                numbers.skipped = PendingFlag(skipped)
+            else:
+                numbers.skipped = bool(skipped)
+        if numbers.skipped is not True and (
             clip := self._clips.take(self._optimizers.with_gradients(optimizer))
         ):
-            read.clipped_to = clip.limit  # after the gradients were read
-        part = Part(optimizer, read, left_out, stalled)
+            numbers.clipped_to = clip.limit  # after the gradients were read
         if not in_backward():
-            self._step_ended([part], inside=False)
+            self._step_ended([(optimizer, numbers)], inside=False)
             return
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self.backward_ended()  # of one whose end was not seen
         self._backward = backward
-        self._inside.append(part)
+        self._inside.append((optimizer, numbers))
 
     def backward_ended(self) -> None:
         """After a backward: the optimizers inside have made their step."""
@@ -421,40 +377,35 @@ class Session(TrainingListener):
         if parts:
             self._step_ended(parts, inside=True)
 
-    def _step_ended(self, parts: list[Part], *, inside: bool) -> None:
+    def _step_ended(self, parts: list[tuple[Optimizer, StepNumbers]], *, inside: bool) -> None:
         started, began, now = working_s(), time.perf_counter(), self.now
-        optimizers = [part.optimizer for part in parts]
+        optimizers = [optimizer for optimizer, _ in parts]
         models = set().union(*map(self._optimizers.models, optimizers))
-        read = as_one(parts)
-        skipped = parts[0].skipped if len(parts) == 1 else was_skipped(parts)
+        numbers = StepNumbers.joined([numbers for _, numbers in parts])
         forwards, sums = list(self._flight.forwards), self.bad.end_step()
-        if inside and read.norms is not None and read.is_bad:
-            read.events += self.bad.examine(now.step, read, forwards, sums, is_late=True)
-        counted = self._histograms.take(optimizers, read.scale or 1.0)
+        if inside and numbers.is_judged and numbers.is_bad:
+            numbers.events += self.bad.examine(now.step, numbers, forwards, sums, is_late=True)
+        counted = self._histograms.take(optimizers, numbers.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
         self.schedule.took(counting_s, began - now.began)
         own_s = now.own_s + counting_s + self._flight.time.take()
         step_time_s = max(began - now.began - own_s, 0.0)
         lr = lr_of(optimizers[0]) if lr_on_device(optimizers[0]) is None else None
-        ended = Ended(
-            now.step, read, skipped, lr, step_time_s, own_s,
-            self._flight.peaks.bytes(self._device), time.time(), counted,
-            self._optimizers.stepped(optimizers),
-            min((part.stalled for part in parts if part.stalled is not None), default=None),
+        closed = ClosedStep(
+            now.step, numbers, lr, step_time_s, own_s, self._flight.peaks.bytes(self._device),
+            time.time(), counted, self._optimizers.stepped(optimizers),
         )  # fmt: skip
-        unread = read.norms is not None and not read.is_bad and read.again is None
+        unread = numbers.is_judged and not numbers.is_bad and numbers.again is None
         self._flight.drop(models, unread=unread)
         alarms, self._late_alarms = self._late_alarms + self._finish_late(), []
-        if read.norms is None:
-            self._late = ended, self._without_large_inputs(forwards), sums, now
-        elif not counted.is_here and not ended.is_bad:
-            self._late = ended, [], [], now
+        if not numbers.is_judged:
+            self._late = closed, self._without_large_inputs(forwards), sums, now
+        elif not counted.is_here and not closed.is_bad:
+            self._late = closed, [], [], now
         else:
-            alarms += self._finish(ended)
+            alarms += self._finish(closed)
         if self._state is not None:
-            for optimizer in optimizers:
-                self._stepping.add(optimizer)
-            self._note(self._state.after_step(self._stepping), now.step)
+            self._note(self._state.after_step(optimizers), now.step)
             alarms += self._state_alarms
             self._state_alarms = []
         self.dispatcher.reported += alarms
@@ -494,13 +445,7 @@ class Session(TrainingListener):
         is. Waits for the device."""
         if self._state is None:
             raise BadInput("watch() was called without guard=True: it marks no checkpoint.")
-        found = {
-            "the weight": self._state.weights(),
-            "the average": self._state.averages(),
-            "the buffer": self._state.buffers(),
-            "the optimizer's": self._state.optimizer_state(self._stepping),
-        }
-        return next((f"{what} {name} is not finite" for what, name in found.items() if name), "")
+        return self._state.problem()
 
     def _send(self, name: str, alarms: list[Event]) -> None:
         if self._webhook is not None and alarms:
@@ -512,25 +457,26 @@ class Session(TrainingListener):
     def _begin(self, step: int, began: float) -> None:
         """``began``: before what is still done for the last step, which the new one's own time
         includes."""
-        self.now = Present(step, began=began)
-        detail = self.schedule.detail(step, self._optimizers.round_of(step))
-        self._histograms.start(step, detail)
+        self.now = OpenStep(step, began=began)
+        histograms, weights = self.schedule.detail(step, self._optimizers.round_of(step))
+        self._histograms.start(step, histograms=histograms, weights=weights)
 
     def _finish_late(self) -> list[Event]:
         """Finish the step that waits, whose numbers have had a whole step's time to arrive."""
         if self._late is None:
             return []
-        (ended, forwards, sums, present), self._late = self._late, None
-        was_judged = ended.reading.norms is not None
-        has_scaler = ended.reading.scaler is not None
-        ended = ended.arrived()
-        read = ended.reading
-        if not was_judged:
-            read.is_search = has_scaler and read.is_loss_bad and present.is_search
-            if read.is_bad:
-                is_late = not ended.skipped  # a step that was skipped has left the weights alone
-                read.events += self.bad.examine(ended.step, read, forwards, sums, is_late=is_late)
-        return self._finish(ended)
+        (closed, forwards, sums, then), self._late = self._late, None
+        numbers = closed.numbers
+        has_scaler = numbers.scaler is not None
+        closed.arrive()
+        if not numbers.is_judged:
+            numbers.is_search = has_scaler and numbers.is_loss_bad and then.is_search
+            if numbers.is_bad:
+                late = not numbers.skipped  # a step that was skipped has left the weights alone
+                numbers.events += self.bad.examine(
+                    closed.step, numbers, forwards, sums, is_late=late
+                )
+        return self._finish(closed)
 
     def _without_large_inputs(self, forwards: list[Forward]) -> list[Forward]:
         """The calls of a step that waits while the next one runs, whose peak large inputs would
@@ -543,54 +489,60 @@ class Session(TrainingListener):
             kept.insert(0, forward if room >= 0 else forward.without_inputs())
         return kept
 
-    def _finish(self, ended: Ended) -> list[Event]:
+    def _finish(self, closed: ClosedStep) -> list[Event]:
         """Judge the step and record it; returns the alarms that begin with it."""
-        if ended.skipped:  # a fused optimizer ran, and moved nothing
-            ended.frames.pop(Role.UPDATE, None)
-        record, events = ended.record(), ended.reading.events
-        if not ended.is_bad:
+        numbers = closed.numbers
+        if numbers.skipped:  # a fused optimizer ran, and moved nothing
+            closed.frames.pop(Role.UPDATE, None)
+        record, is_bad = closed.record(), closed.is_bad
+        if not is_bad:
             self.bad.good()
-        if self.schedule.saw(self.now.step, bad=ended.is_bad):  # from the next step on
-            events.append(tightened(record.step))
-        gradients = ended.frames.get(Role.WEIGHT_GRAD)
-        alarms = self._alarms.check(record, gradients, self._signs(ended))
-        alarms = [self._placed(alarm, ended) for alarm in alarms]
-        events += alarms
-        self.recorder.step(record, ended)
-        self._flight.past.append(ended.past(len(self._models.parameters)))
+        if self.schedule.saw(self.now.step, bad=is_bad):  # from the next step on
+            text = f"A step went bad: the next {TIGHT_STEPS} steps are recorded with histograms."
+            numbers.events.append(Event(record.step, "schedule", "tightened", text))
+        bad_gradient = self._bad_gradient(closed)
+        signs = Signs(
+            optimizer=closed.optimizer,
+            has_gradients=any(part.positions for part in numbers.pending),
+            bad_gradient=bad_gradient,
+            bad_weight=self._bad_weight(closed),
+            stalled=numbers.stalled,
+            is_search=numbers.is_search,
+        )
+        alarms = self._alarms.check(record, closed.frames.get(Role.WEIGHT_GRAD), signs)
+        where = self._where(closed, bad_gradient if is_bad else "", is_bad=is_bad) if alarms else ""
+        alarms = [replace(alarm, text=f"{alarm.text} {where}") for alarm in alarms]
+        numbers.events += alarms
+        self.recorder.step(record, closed)
+        self._flight.past.append(closed.summary(len(self._models.parameters)))
         return alarms
 
-    def _signs(self, ended: Ended) -> Signs:
-        norms = ended.reading.norms
-        return Signs(
-            optimizer=ended.optimizer,
-            has_gradients=norms is not None and bool(norms.positions),
-            bad_gradient=self._bad_gradient(ended),
-            bad_weight=self._bad_weight(ended),
-            stalled=ended.stalled,
-            is_search=ended.reading.is_search,
-        )
+    def _bad_gradient(self, closed: ClosedStep) -> str:
+        if closed.nonfinite:
+            return closed.nonfinite[0].parameter  # the first that backward reached
+        suspects = closed.numbers.suspects
+        return self._models.parameters[suspects[-1]].name if suspects else ""
 
-    def _bad_weight(self, ended: Ended) -> str:
+    def _bad_weight(self, closed: ClosedStep) -> str:
         """A weight that is not finite now. Weights are read at a step that went bad, until one was
         reported (a bad weight makes GradScaler leave out every step); where the step's histograms
         say so; and where the look at some of them did."""
-        counted = ended.frames.get(Role.WEIGHT)
+        counted, numbers = closed.frames.get(Role.WEIGHT), closed.numbers
         seen = counted is not None and bool(counted.rows[:, [NAN, POS_INF, NEG_INF]].any())
-        if not (seen or ended.reading.is_bad or ended.has_bad_weight) or self._alarms.rings(
+        if not (seen or numbers.is_bad or numbers.has_bad_weight) or self._alarms.rings(
             "nonfinite_weight"
         ):
             return ""
         return first_nonfinite({p.name: p.tensor for p in self._models.parameters})
 
-    def _placed(self, alarm: Event, ended: Ended) -> Event:
-        """With where it happened, and what to run."""
-        parts = [f"Rank {self.place.rank}, step {alarm.step}."]
-        if ended.is_bad:
-            if bad := self._bad_gradient(ended):
-                module = bad.rpartition(".")[0] or "the model itself"
-                parts.append(f"The first bad gradient is that of {bad} (module {module}).")
-            kept = [e.path for e in ended.reading.events if e.kind == "capsule"]
+    def _where(self, closed: ClosedStep, bad_gradient: str, *, is_bad: bool) -> str:
+        """Where an alarm's step was, and what to run."""
+        parts = [f"Rank {self.place.rank}, step {closed.step}."]
+        if is_bad:
+            if bad_gradient:
+                module = bad_gradient.rpartition(".")[0] or "the model itself"
+                parts.append(f"The first bad gradient is that of {bad_gradient} (module {module}).")
+            kept = [e.path for e in closed.numbers.events if e.kind == "capsule"]
             kept += [str(path) for path in self.capsule_store.paths[-1:]]
             if kept:
                 parts.append(f"Capsule: {kept[0]}.")
@@ -598,18 +550,13 @@ class Session(TrainingListener):
                     parts.append(
                         f"Run: ampscope replay {shlex.quote(kept[0])} --model YOUR_FILE.py:BUILD"
                     )
-        return replace(alarm, text=" ".join([alarm.text, *parts]))
-
-    def _bad_gradient(self, ended: Ended) -> str:
-        norms = ended.reading.norms
-        if ended.nonfinite:
-            return ended.nonfinite[0].parameter  # the first that backward reached
-        if norms is not None and norms.suspects:
-            return self._models.parameters[norms.suspects[-1]].name
-        return ""
+        return " ".join(parts)
 
 
-# Watches that are on, so that a model is watched by one at a time.
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether GradScaler lets it find out by itself, on the device, that a step is to be left
+    out."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 _OPEN: IdSet[Session] = IdSet()
@@ -635,67 +582,3 @@ def close_watches_of(models: WatchedModels) -> None:
                 flush=True,
             )
         session.close(State.FINISHED, REPLACED)
-
-
-# What a watched run says of itself: its row in the store, what it cannot see, small facts.
-
-
-def program() -> str:
-    """The script as it was started; "" in a program that gives Python no arguments."""
-    given = getattr(sys, "argv", None) or [""]
-    return given[0] if isinstance(given[0], str) else ""
-
-
-def run_of(
-    models: WatchedModels, place: Place, settings: WatchSettings, device: torch.device
-) -> tuple[RunSpec, Machine]:
-    """The run as the store lists it, and where it takes place."""
-    every = EVERY if settings.every is None else settings.every
-    spec = watched(program(), every, settings.name)
-    spec = replace(spec, group=place.group, rank=place.rank, world=place.world)
-    return spec, describe(spec, device)
-
-
-def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
-    """What cannot be seen in this training, and why."""
-    found = [
-        TAPS_TEXT.format(root.name)
-        if taps
-        else f"{root.name} is compiled: what happens inside cannot be seen. Its parameters, their "
-        "gradients, and the gradients at its output can. watch(…, taps=True) before the first step "
-        "counts the outputs of its modules too."
-        for root in models.roots
-        if root.is_compiled
-    ]
-    if place.world > 1 and any(root.is_replicated for root in models.roots):
-        found.append(
-            "Every rank holds all parameters: rank 0 counts the weights and their gradients."
-        )
-    if models.is_sharded:
-        found.append(
-            "Parameters are sharded: each rank counts its own part, and gradient norms are of "
-            "that part."
-        )
-    for reason, names in models.left_alone().items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
-    return [Event(0, "note", "cannot be seen", text) for text in found]
-
-
-def lr_on_device(optimizer: Optimizer) -> Tensor | None:
-    """Its first group's learning rate, where that is a number on a device (a capturable one)."""
-    groups = groups_of(optimizer)
-    rate = groups[0].get("lr") if groups else None
-    return rate if isinstance(rate, Tensor) and not rate.is_cpu and rate.numel() == 1 else None
-
-
-def is_fused(optimizer: Optimizer) -> bool:
-    """Whether GradScaler lets it find out by itself, on the device, that a step is to be left
-    out."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def tightened(step: int) -> Event:
-    """The schedule records every step for a while."""
-    text = f"A step went bad: the next {TIGHT_STEPS} steps are recorded with histograms."
-    return Event(step, "schedule", "tightened", text)

@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.tensors import floats
-from ampscope.capture.user_objects import buffers, parameters, state_of
+from ampscope.capture.user_objects import IdSet, buffers, parameters, state_of
 from ampscope.errors import BadInput
+from ampscope.watcher.gradient_norms import first_nonfinite, start_norms
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.numbers import first_nonfinite, read_numbers
 
 TEXTS = {
     "optimizer_state_poisoned": "The optimizer's state {} is not finite: every later update of its "
@@ -42,34 +42,41 @@ class StateGuard:
         self._models = models
         self._ema = ema if callable(ema) and not isinstance(ema, nn.Module) else lambda: ema
         self._ringing: set[str] = set()
+        self._stepping: IdSet[Optimizer] = IdSet()  # have stepped so far
         self._known: dict[str, tuple[int, ...]] = {}  # buffers that were finite, in this shape
-        self.buffers()
+        self._buffers()
         dict(_tensors(self._ema(), "ema"))  # BadInput for what is none
 
     def after_step(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
-        """Alarms that begin: names and texts. Waits for the device."""
+        """Alarms that begin: names and texts; ``optimizers`` have stepped. Waits for the device."""
+        for optimizer in optimizers:
+            self._stepping.add(optimizer)
         return [
-            *self._ring("optimizer_state_poisoned", self.optimizer_state(optimizers)),
-            *self._ring("buffer_poisoned", self.buffers()),
+            *self._ring("optimizer_state_poisoned", self._optimizer_state()),
+            *self._ring("buffer_poisoned", self._buffers()),
         ]
 
     def before_backward(self) -> list[tuple[str, str]]:
         """Alarms of the averages of weights that begin: names and texts. Waits for the device."""
-        return self._ring("ema_poisoned", self.averages())
+        return self._ring("ema_poisoned", self._averages())
 
-    def optimizer_state(self, optimizers: Iterable[Optimizer]) -> str:
-        """The first that is not finite; "" without any."""
-        return _bad(dict(self._states(optimizers)))
+    def problem(self) -> str:
+        """What is not finite now; "" where all is. Waits for the device."""
+        found = {
+            "the weight": _bad({p.name: p.tensor for p in self._models.parameters}),
+            "the average": self._averages(),
+            "the buffer": self._buffers(),
+            "the optimizer's": self._optimizer_state(),
+        }
+        return next((f"{what} {name} is not finite" for what, name in found.items() if name), "")
 
-    def averages(self) -> str:
-        """The first average that is not finite; "" without any."""
+    def _optimizer_state(self) -> str:
+        return _bad(dict(self._states()))
+
+    def _averages(self) -> str:
         return _bad(dict(_tensors(self._ema(), "ema")))
 
-    def weights(self) -> str:
-        """The first weight that is not finite; "" without any."""
-        return _bad({p.name: p.tensor for p in self._models.parameters})
-
-    def buffers(self) -> str:
+    def _buffers(self) -> str:
         """The first buffer that went bad; "" without any."""
         now: dict[str, Tensor] = {}
         for root in self._models.roots:
@@ -89,9 +96,9 @@ class StateGuard:
                 bad = bad or name
         return bad
 
-    def _states(self, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+    def _states(self) -> Iterator[tuple[str, Tensor]]:
         names = {id(p.tensor): p.name for p in self._models.parameters}
-        for optimizer in optimizers:
+        for optimizer in self._stepping:
             for parameter, state in state_of(optimizer):
                 name = names.get(id(parameter), "a parameter")
                 for key, value in state.items():
@@ -113,7 +120,7 @@ def _bad(tensors: Mapping[str, Tensor]) -> str:
     them is not finite, as a sum of squares in fp32 overflows above 2^64."""
     with torch.no_grad(), own_ops():
         some = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
-        norms = read_numbers({}, None, list(some.values())).weights
+        norms = start_norms({}, None, list(some.values())).weights
         if all(norm - norm == 0.0 for norm in norms):
             return ""
         return first_nonfinite(some)

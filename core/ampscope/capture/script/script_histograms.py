@@ -23,8 +23,9 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampscope.capture import weights
+from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures, OwnTime
-from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.own_ops import own_ops

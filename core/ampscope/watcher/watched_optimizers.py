@@ -1,4 +1,4 @@
-"""Which optimizers belong to the watched models, and what they hold."""
+"""Which optimizers belong to the watched models, and what they hold; whether any step is seen."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampscope.capture.own_ops import own_ops
+from ampscope.capture.tensors import readable
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.watcher.models import WatchedModels
 
@@ -24,6 +27,14 @@ UNSEEN = (
 )
 
 
+UNSEEN_BACKWARDS = 4  # a first step by hand, before any training, is none
+UNSEEN_STEPS = (
+    "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
+    "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
+    "alarm can ring. Call optimizer.step() outside of what torch.compile compiles."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """What an optimizer steps, as of its last step."""
@@ -35,7 +46,7 @@ class _Held:
     unknown: int  # parameters of no watched model
 
 
-class OurOptimizers:
+class WatchedOptimizers:
     """Those that were ``given``; with none given, all that hold a watched parameter.
 
     An optimizer that steps parameters of a given one takes its place (a training that begins a new
@@ -136,3 +147,32 @@ class OurOptimizers:
     def round_of(self, step: int) -> int:
         """A round is a step of each optimizer."""
         return step // max(1, len(self._stepped) + len(self._together))
+
+
+class UnseenSteps:
+    """What torch.compile traces calls no hook: weights that change while no step was ever seen are
+    stepped where nothing is seen of it."""
+
+    def __init__(self, trained: Sequence[Tensor], say: Callable[[str], None]) -> None:
+        """``say`` gets a sentence, once."""
+        self.is_known = False  # a step has begun, or it was said that none is seen
+        self._say = say
+        self._smallest = min(trained, key=Tensor.numel, default=None)
+        self._first: Tensor | None = None  # a copy of it as it was at the first backward
+        self._backwards = 0  # so far, without a step
+
+    def look(self, *, last: bool = False) -> None:
+        """Before a backward, in ever longer intervals; ``last``: at the end of the training."""
+        count = self._backwards = self._backwards + 1
+        is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
+        if self._smallest is None or self.is_known or not is_due:
+            return
+        with torch.no_grad(), own_ops():
+            now = readable(self._smallest)
+            if now is None:
+                return
+            if self._first is None or (count == 2 and not last):  # after what was loaded meanwhile
+                self._first = now.clone()
+            elif (last or count >= UNSEEN_BACKWARDS) and not torch.equal(now, self._first):
+                self.is_known = True
+                self._say(UNSEEN_STEPS)
