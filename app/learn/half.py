@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 import plotly.graph_objects as go
 
-from ampscope.lessons.catalog import HALF_LENET
+from ampscope.lessons.mistakes import HALF_LENET
 from ampscope.records import Curve, Result
 from ampscope.report.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app import chart

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.lessons.catalog import LESSONS, MISTAKES, lesson_spec
+from ampscope.lessons.catalog import LESSONS, lesson_spec
+from ampscope.lessons.mistakes import MISTAKES
 from ampscope.records import State
 from app.learn import lesson_runs
 from app.links import LESSON_ENTRIES

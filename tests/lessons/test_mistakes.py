@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.lessons.catalog import BY_ID, MISTAKES, STEPS, script_path
+from ampscope.lessons.mistakes import BY_ID, MISTAKES, STEPS, script_path
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter
 from ampscope.zoo.score import ANSWERS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.lessons.catalog import MISTAKES
+from ampscope.lessons.mistakes import MISTAKES
 from app.learn.lesson_page import examples
 
 RUNNER = Path(__file__).parents[1] / "helpers" / "run_snippets.py"
