@@ -25,8 +25,10 @@ from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Source, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson
+from app.learn.lesson_runs import reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import escape
 
 START = "0.1"
@@ -148,13 +150,31 @@ def _spacing_table(curves: Sequence[Curve]) -> pd.DataFrame:
     )
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+torch.tensor(0.1).to(torch.float16).item()             # 0.0999755859375
+torch.tensor(2048., dtype=torch.float16) + 1           # 2048
+torch.finfo(torch.bfloat16)                            # max, tiny, eps
+""",
+    "Paddle": """
+paddle.to_tensor(0.1).astype("float16").astype("float32").item()
+paddle.to_tensor(2048.0, dtype="float16") + 1
+paddle.finfo(paddle.bfloat16)
+""",
+    "Keras": """
+float(keras.ops.cast(0.1, "float16"))
+keras.ops.cast(2048.0, "float16") + keras.ops.cast(1.0, "float16")
+keras.ops.cast(1e-8, "float16")                        # 0
+""",
+}
+LESSON = MeasuredLesson(
     id="numbers",
     question="What is 2048 + 1 in fp16?",
     choices=("2049", "2048", "2050", "Inf"),
     answer=answer,
     draw=draw,
     terms=("exponent", "mantissa", "spacing", "subnormal", "NaN", "Inf"),
+    code=CODE,
     sources=(Source.IEEE_754, Source.OCP_FP8, Source.NVIDIA),
 )
 

@@ -17,7 +17,7 @@ from app.links import LESSON_ENTRIES
 from tests.helpers.lesson_runs import keep, stored
 
 Open = Callable[..., AppTest]
-PAGES = {entry.file.stem.split("_", 2)[2]: entry.file.stem for entry in LESSON_ENTRIES.values()}
+PAGES = {entry.name.split("_", 2)[2]: entry.name for entry in LESSON_ENTRIES.values()}
 MEASURED = [name for name in PAGES if LESSONS[name].is_measured]
 
 

@@ -74,7 +74,7 @@ def test_drawing_a_lesson_again_and_enlarged_changes_no_figure(
 ) -> None:
     info = next(one for one in MEASURED if one is lesson)
     stored(store_path, info.id)
-    page = LESSON_ENTRIES[info.number].file.stem
+    page = LESSON_ENTRIES[info.number].name
     app = open_page(page, **{f"guess{info.number}": "a"})
     first = specs(app)
     assert first

@@ -67,8 +67,7 @@ def test_settings_have_words_on_the_page() -> None:
 
 
 def test_code_of_every_framework_is_python() -> None:
-    from app.learn.lesson_page import examples
-    from tests.helpers.lessons_of_pages import all_lessons
+    from tests.helpers.lessons_of_pages import all_lessons, examples
 
     assert {*MEASURED, *(one.id for one in MISTAKES)} == set(examples())
     for code in examples().values():

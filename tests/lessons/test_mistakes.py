@@ -55,8 +55,8 @@ def test_a_fixed_script_has_none(tmp_path: Path, mistake: str) -> None:
 
 
 def test_every_mistake_has_its_two_scripts_and_its_code() -> None:
-    from app.learn.lesson_page import examples
     from app.learn.mistakes import changes
+    from tests.helpers.lessons_of_pages import examples
 
     assert len(MISTAKES) == 8
     for mistake in MISTAKES:

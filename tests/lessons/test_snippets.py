@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.lessons.mistakes import MISTAKES
-from app.learn.lesson_page import examples
+from tests.helpers.lessons_of_pages import examples
 
 RUNNER = Path(__file__).parents[1] / "helpers" / "run_snippets.py"
 PYTHONS = {
