@@ -1,4 +1,4 @@
-"""Lesson 13: eight scripts with one mistake each. They lie in ``mistakes/`` beside their fixed
+"""Lesson 13: eight scripts with one mistake each. They lie in ``scripts/`` beside their fixed
 counterparts and are diagnosed, not measured; so is lesson 6's training in fp16. No torch.
 """
 
@@ -22,7 +22,7 @@ STEPS = 300  # as the zoo's diagnoses
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake; its script is ``mistakes/ID.py``, the fixed one ``mistakes/ID_fixed.py``."""
+    """One mistake; its script is ``scripts/ID.py``, the fixed one ``scripts/ID_fixed.py``."""
 
     id: str
     title: str
@@ -67,4 +67,4 @@ BY_ID = {mistake.id: mistake for mistake in (*MISTAKES, HALF_LENET)}
 def script_path(mistake: str, *, is_fixed: bool = False) -> Path:
     """The script's file."""
     name = f"{mistake}_fixed.py" if is_fixed else f"{mistake}.py"
-    return Path(__file__).parent / "mistakes" / name
+    return Path(__file__).parent / "scripts" / name
