@@ -155,7 +155,7 @@ def _lesson(ask: Callable[[int], None]) -> None:
     if st.button("Run a lesson", type="primary", key="run-lesson"):
         ask(SHOWN_LESSON)
         query = {f"guess{SHOWN_LESSON}": "show"}
-        st.switch_page(links.LESSON_ENTRIES[SHOWN_LESSON].file, query_params=query)
+        st.switch_page(links.LESSON_ENTRIES[SHOWN_LESSON].page(), query_params=query)
 
 
 # The newest verdicts, one card each: the answer, where, and whether a fix was seen to work.

@@ -1,14 +1,13 @@
-"""Every view has an address: a page's choices live in the URL (`?run=…&step=…&module=…&role=…`).
+"""Every view has an address: a page, and its choices (`/loss_scale?run=…&step=…&module=…&role=…`).
 
-A widget made here starts from the URL and writes back to it. Streamlit drops the URL's parameters
-when a person walks to another page, so the session remembers the last choice of each name, and the
-same run, step and module are still chosen there.
-
-The table of all pages and their addresses is here too (:data:`ENTRIES`).
+:data:`ENTRIES` is the one table of the pages. A widget made here starts from the URL and writes
+back to it. Streamlit drops the URL's parameters when a person walks to another page, so the session
+remembers the last choice of each name, and the same run, step and module are still chosen there.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,106 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ampscope import extensions
-from ampscope.lessons.catalog import LESSONS
+from ampscope.lessons.catalog import LESSONS, LessonInfo
 from app.text import code, cut, escape
 
 T = TypeVar("T", bound=Hashable)
+PAGES_FOLDER = Path(__file__).resolve().parent.parent / "pages"
 _MEMORY = "link:"  # session keys of remembered choices
 _DRAWN = "drawn:"  # session keys of what a widget was last drawn with
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One page. ``name`` is its address, and its file's in ``pages/`` where nothing else draws
+    it."""
+
+    name: str
+    title: str
+    icon: str
+    section: str
+    in_sidebar: bool = True
+    draw: Callable[[], None] | None = None
+
+    @property
+    def file(self) -> Path:
+        """Of a page that has one."""
+        return PAGES_FOLDER / f"{self.name}.py"
+
+    def page(self, *, is_hidden: bool = False) -> st.Page:
+        """What Streamlit navigates, links and switches to."""
+        return st.Page(
+            self.draw or self.file,
+            title=self.title,
+            icon=self.icon,
+            url_path=self.name,
+            default=self.name == "home",
+            visibility="hidden" if is_hidden else "visible",
+        )
+
+
+def _entry(name: str, title: str, icon: str, section: str = "", within: str = "") -> Entry:
+    """``within``: what leads to a page that is not in the sidebar."""
+    return Entry(name, title, f":material/{icon}:", section or within, not within)
+
+
+def _lesson(info: LessonInfo) -> Entry:
+    """Named by number and id, so that addresses sort as lessons do."""
+    name, title = f"learn_{info.number:02d}_{info.id}", f"{info.number} {info.title}"
+    draw = functools.partial(_draw_lesson, info.id)
+    return Entry(name, title, f":material/{info.icon}:", "Learn", False, draw)
+
+
+def _draw_lesson(lesson: str) -> None:
+    extensions.load(f"app.learn.{lesson}:LESSON").show()
+
+
+# By number, and by the page's name; those of extensions that are there.
+LESSON_ENTRIES = {one.number: _lesson(one) for one in LESSONS.values()}
+EXTENSION_PAGES = {page.name: page for page in extensions.pages()}
+EXTENSION_ENTRIES = {
+    page.name: _entry(page.name, page.title, page.icon, within=page.within)
+    for page in EXTENSION_PAGES.values()
+}
+# In the order of the navigation, which is that of need: what is wrong, what was run, what this
+# machine does, how it works, what to look up. Those that other pages link to have names.
+ENTRIES = (
+    HOME := _entry("home", "Home", "home", "Trainings"),
+    DIAGNOSIS := _entry("diagnosis", "Diagnosis", "troubleshoot", "Trainings"),
+    RUNS := _entry("runs", "Runs", "list", "Trainings"),
+    NEW_PROBE := _entry("new_probe", "New probe", "add_circle", "Trainings"),
+    TRAINING := _entry("training", "Training", "monitoring", within="Trainings"),
+    LAYERS := _entry("layers", "Layers", "account_tree", within="Trainings"),
+    GRADIENTS := _entry("gradients", "Gradients", "blur_on", within="Trainings"),
+    LOSS_SCALE := _entry("loss_scale", "Loss scale", "show_chart", within="Trainings"),
+    TELEMETRY := _entry("telemetry", "Telemetry", "speed", within="Trainings"),
+    SOURCE := _entry("source", "Source", "code", within="Trainings"),
+    COMPARE := _entry("compare", "Compare", "compare_arrows", "This machine"),
+    BATCH_SIZE := _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine"),
+    HARDWARE := _entry("hardware", "Hardware", "memory", "This machine"),
+    CORES := _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine"),
+    LEARN := _entry("learn", "Learn", "school", "Learn"),
+    *LESSON_ENTRIES.values(),
+    ZOO := _entry("zoo", "Zoo", "pets", "Learn"),
+    CLASSROOM := _entry("classroom", "Class", "groups", "Learn"),
+    OP_LISTS := _entry("op_lists", "Op lists", "list_alt", "Reference"),
+    *EXTENSION_ENTRIES.values(),
+)
+MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}
+
+
+def link(entry: Entry, label: str = "", icon: str = "", **query: str) -> None:
+    """A link to a page, under its title and icon without others; ``query`` is of its address."""
+    st.page_link(entry.page(), label=label or entry.title, icon=icon or entry.icon,
+                 query_params=query)  # fmt: skip
+
+
+def show_section(section: str) -> None:
+    """Links to all pages of a section, of which the sidebar has one or two."""
+    with st.container(horizontal=True, gap="small", key="section-tabs"):
+        for entry in ENTRIES:
+            if entry.section == section:
+                link(entry)
 
 
 def wanted(name: str) -> str:
@@ -222,117 +315,3 @@ def _labels(options: Sequence[T], format_func: Callable[[T], str]) -> Callable[[
     return lambda option: (
         labels[option] if counts[labels[option]] == 1 else f"{labels[option]} ({option})"
     )
-
-
-# The pages, their sections and addresses: one table, in the order of the navigation, which is that
-# of need: what is wrong, what was run, what this machine does, how it works, what to look up.
-
-
-PAGES_FOLDER = Path(__file__).resolve().parent.parent / "pages"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One page; its address is the file's name (``/loss_scale?run=…``)."""
-
-    file: Path
-    title: str
-    icon: str
-    section: str
-    in_sidebar: bool = True
-
-
-def link(entry: Entry, label: str = "", **query: str) -> None:
-    """A link to a page, under its title without a ``label``; ``query`` is of its address."""
-    st.page_link(entry.file, label=label or entry.title, icon=entry.icon, query_params=query)
-
-
-def show_section(section: str) -> None:
-    """Links to all pages of a section, of which the sidebar has one or two."""
-    with st.container(horizontal=True, gap="small", key="section-tabs"):
-        for entry in ENTRIES:
-            if entry.section == section:
-                link(entry)
-
-
-# Of the lessons; one without an icon has no page.
-LESSON_ICONS = {
-    "numbers": "pin",
-    "gradients": "bar_chart",
-    "underflow": "vertical_align_bottom",
-    "scaler": "trending_up",
-    "ops": "rule",
-    "half": "content_cut",
-    "master": "save",
-    "bf16": "balance",
-    "inf_to_nan": "link",
-    "accumulate": "functions",
-    "memory": "memory_alt",
-    "speed": "bolt",
-    "mistakes": "bug_report",
-    "cost": "payments",
-}
-
-
-def _entry(name: str, title: str, icon: str, section: str = "", within: str = "") -> Entry:
-    """``within``: what leads to a page that is not in the sidebar."""
-    file = PAGES_FOLDER / f"{name}.py"
-    return Entry(file, title, f":material/{icon}:", section or within, not within)
-
-
-HOME = _entry("home", "Home", "home", "Trainings")
-DIAGNOSIS = _entry("diagnosis", "Diagnosis", "troubleshoot", "Trainings")
-RUNS = _entry("runs", "Runs", "list", "Trainings")
-NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Trainings")
-TRAINING = _entry("training", "Training", "monitoring", within="Trainings")
-LAYERS = _entry("layers", "Layers", "account_tree", within="Trainings")
-GRADIENTS = _entry("gradients", "Gradients", "blur_on", within="Trainings")
-LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", within="Trainings")
-TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
-SOURCE = _entry("source", "Source", "code", within="Trainings")
-COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
-BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine")
-HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
-CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine")
-LEARN = _entry("learn", "Learn", "school", "Learn")
-# By number; a lesson's file is named by number and id, so that addresses sort as lessons do.
-LESSON_ENTRIES = {
-    one.number: _entry(
-        f"learn_{one.number:02d}_{one.id}", f"{one.number} {one.title}", icon, within="Learn"
-    )
-    for one in LESSONS.values()
-    if (icon := LESSON_ICONS.get(one.id))
-}
-CLASSROOM = _entry("classroom", "Class", "groups", "Learn")
-ZOO = _entry("zoo", "Zoo", "pets", "Learn")
-OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
-# By the page's name; those of extensions that are there.
-EXTENSION_PAGES = {page.name: page for page in extensions.pages()}
-EXTENSION_ENTRIES = {
-    page.name: _entry(page.name, page.title, page.icon, within=page.within)
-    for page in EXTENSION_PAGES.values()
-}
-
-ENTRIES = (
-    HOME,
-    DIAGNOSIS,
-    RUNS,
-    NEW_PROBE,
-    TRAINING,
-    LAYERS,
-    GRADIENTS,
-    LOSS_SCALE,
-    TELEMETRY,
-    SOURCE,
-    COMPARE,
-    BATCH_SIZE,
-    HARDWARE,
-    CORES,
-    LEARN,
-    *LESSON_ENTRIES.values(),
-    ZOO,
-    CLASSROOM,
-    OP_LISTS,
-    *EXTENSION_ENTRIES.values(),
-)
-MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}

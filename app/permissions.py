@@ -24,7 +24,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampscope.errors import AmpscopeError
-from ampscope.lessons.catalog import MISTAKES, script_path
+from ampscope.lessons.mistakes import MISTAKES, script_path
 from ampscope.records import RunInfo, RunSpec
 from app import options, run_rows
 from app.options import Classroom

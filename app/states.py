@@ -18,7 +18,7 @@ from ampscope.records import RunInfo, State
 from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE
 from ampscope.report.run_words import why_no_histograms
 from app import links, permissions
-from app.links import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
+from app.links import CLASSROOM, ENTRIES, NEW_PROBE, Entry
 from app.permissions import ClassRole
 from app.text import escape, plural
 
@@ -281,7 +281,7 @@ def show() -> None:
         return
     sections: dict[str, list[st.Page]] = {}
     for entry in ENTRIES:
-        sections.setdefault(entry.section, []).append(_page(entry, who))
+        sections.setdefault(entry.section, []).append(entry.page(is_hidden=_is_hidden(entry, who)))
     page = st.navigation(sections, expanded=True)
     if who is ClassRole.GUEST:  # its address is known to the browser, its content is not drawn
         permissions.show()
@@ -305,13 +305,3 @@ def _is_hidden(entry: Entry, who: ClassRole) -> bool:
     if entry is CLASSROOM:
         return who is not ClassRole.TEACHER
     return entry is NEW_PROBE and who not in permissions.TRUSTED
-
-
-def _page(entry: Entry, who: ClassRole) -> st.Page:
-    return st.Page(
-        entry.file,
-        title=entry.title,
-        icon=entry.icon,
-        default=entry is HOME,
-        visibility="hidden" if _is_hidden(entry, who) else "visible",
-    )

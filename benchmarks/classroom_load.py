@@ -42,7 +42,8 @@ from ampscope.store.reader import Reader
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of waiting for a dashboard
 
-from tests.helpers.browser import _free_port, _wait_until_healthy  # noqa: E402  - needs the path set above
+from app.links import LESSON_ENTRIES  # noqa: E402  - needs the path set above
+from tests.helpers.browser import _free_port, _wait_until_healthy  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "classroom_load.json"
 CLIENTS = int(os.environ.get("CLIENTS", "60"))
@@ -83,17 +84,16 @@ def main() -> None:
 
 
 def prepared(store: Path) -> list[str]:
-    """Measure the lessons that have pages; their addresses."""
+    """Measure the lessons; their addresses."""
     pages = []
-    for page in sorted((ROOT / "pages").glob("learn_[0-9]*.py")):
-        lesson = page.stem.split("_", 2)[2]
-        if LESSONS[lesson].is_measured:
-            spec = lesson_spec(lesson)
+    for lesson, entry in zip(LESSONS.values(), LESSON_ENTRIES.values(), strict=True):
+        if lesson.is_measured:
+            spec = lesson_spec(lesson.id)
             known = [run for run in sharing.of_spec(store, spec) if run.state is State.FINISHED]
             *_, info = known or follow(store, launch(spec, store))
             if info.state is not State.FINISHED:
-                raise SystemExit(f"Lesson {lesson} {info.state}: {info.message}")
-            pages.append(page.stem)
+                raise SystemExit(f"Lesson {lesson.id} {info.state}: {info.message}")
+            pages.append(entry.name)
     return pages
 
 

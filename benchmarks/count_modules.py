@@ -17,7 +17,7 @@ from pathlib import Path
 
 SMALL = 60  # lines
 EXTENSIONS = ("ampscope.ext.", "app.ext.")
-LEFT_OUT = ("zoo/scripts", "lessons/mistakes")
+LEFT_OUT = ("zoo/scripts", "lessons/scripts")
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENCODING, tokenize.ENDMARKER,

@@ -30,7 +30,8 @@ from contest import setting
 from ampscope.launcher.children import expect
 from ampscope.launcher.launch import follow, launch
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.lessons.catalog import LESSONS, MISTAKES, STEPS, LessonInfo, lesson_spec, script_path
+from ampscope.lessons.catalog import LESSONS, LessonInfo, lesson_spec
+from ampscope.lessons.mistakes import MISTAKES, STEPS, script_path
 from ampscope.records import RunSpec
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lessons.json"

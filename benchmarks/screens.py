@@ -72,7 +72,7 @@ def main() -> None:
         if given.folder is None:
             arguments.error("name the FOLDER for the pictures")
         given.folder.mkdir(parents=True, exist_ok=True)
-        wanted = given.pages.split(",") if given.pages else [e.file.stem for e in ENTRIES]
+        wanted = given.pages.split(",") if given.pages else [e.name for e in ENTRIES]
         heights: dict[str, dict[str, list[int]]] = {}
         for name in given.stores.split(","):
             store = given.small if name == "small" and given.small else made(name, scratch)

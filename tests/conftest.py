@@ -139,6 +139,7 @@ def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     """``open_page("home", run=…)``: the page under AppTest, run once, through the real frame."""
     from streamlit.testing.v1 import AppTest
+    from streamlit.util import calc_hash
 
     from ampscope.launcher import children
 
@@ -148,7 +149,7 @@ def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     def opened(page: str, **query: object) -> AppTest:
         app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=30)
         if page != "home":
-            app.switch_page(str(ROOT / "pages" / f"{page}.py"))
+            app._page_hash = calc_hash(page)  # switch_page() knows pages with a file alone
         for name, value in query.items():
             app.query_params[name] = str(value)
         return app.run()

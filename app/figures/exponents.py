@@ -30,14 +30,14 @@ from ampscope.numerics.histogram import (
     zone_spans,
 )
 from ampscope.report.palette import NONFINITE, OUTLINE, ZERO, ZONES
-from app.figures.lessons import kept
+from app.figures.cache import cached_figure
 from app.text import for_plotly, power
 
 HEIGHT_PX = 400
 LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
 
 
-@kept
+@cached_figure
 def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> go.Figure:
     """Figure of one raw row, moved by ``shift`` powers of two."""
     shown = exponent_range(occupied_range(row[None, :], [shift]), fmt)
@@ -102,7 +102,7 @@ def _bars_layout(exponents: ExponentAxis, largest: int) -> Part:
     }
 
 
-@kept
+@cached_figure
 def mirrored_bars(
     rows: Raw, fmt: NumberFormat, shifts: tuple[int, int], names: tuple[str, str], *, x_title: str
 ) -> go.Figure:

@@ -11,8 +11,10 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source, curve, curves, curves_table, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import curve, curves, curves_table, reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, number, percent
 
 HALF, WIDE = "half accumulator", "fp32 accumulator"
@@ -86,7 +88,27 @@ def product_words(results: Sequence[Result]) -> str:
     )
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+total = torch.zeros((), dtype=torch.float16)
+for x in values.half():
+    total += x                                  # stops: 2048 + 1 == 2048
+
+values.half().sum()                             # adds in fp32, rounds once
+values.half().sum(dtype=torch.float32)          # and keeps the fp32 sum
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+""",
+    "Paddle": """
+values.astype("float16").sum()
+values.astype("float32").sum()                  # add up in fp32
+running = running.astype("float32") + loss.astype("float32")
+""",
+    "Keras": """
+keras.ops.sum(keras.ops.cast(values, "float32"))           # cast before the sum
+layer = keras.layers.LayerNormalization(dtype="float32")   # sums of squares in fp32
+""",
+}
+LESSON = MeasuredLesson(
     id="accumulate",
     question="8,192 equal numbers are added one by one in fp16. Where does the sum end?",
     choices=("At the right sum, or close", "Below it: it stops growing", "At Inf"),
@@ -94,6 +116,7 @@ LESSON = Lesson(
     draw=draw,
     settings={"term": Setting("Each number", {"1": "1", "0.1": "0.1", "0.01": "0.01"})},
     terms=("spacing", "half precision", "Tensor Core"),
+    code=CODE,
     sources=(
         Source.PAPER,
         Source.HIGHAM,

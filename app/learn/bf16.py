@@ -14,8 +14,10 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source, curves, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import curves, reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import percent
 
 NAMES = {"fp32": "fp32", "bf16": "bf16", "fp16-noscaler": "fp16, no scaler",
@@ -93,7 +95,35 @@ def _line(one: Curve) -> Line:
     return Line(NAMES[one.series], one.x, one.y, color, dash=dash, has_markers=False)
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+with torch.autocast("cuda", dtype=torch.bfloat16):          # bf16: no scaler
+    loss = loss_fn(model(inputs), targets)
+loss.backward()
+optimizer.step()
+
+with torch.autocast("cuda", dtype=torch.float16):           # fp16: with one
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    "Paddle": """
+with paddle.amp.auto_cast(dtype="bfloat16"):                # bf16: no scaler
+    loss = loss_fn(model(inputs), targets)
+loss.backward()
+
+scaler = paddle.amp.GradScaler()                            # fp16: with one
+with paddle.amp.auto_cast(dtype="float16"):
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()
+""",
+    "Keras": """
+keras.mixed_precision.set_global_policy("mixed_bfloat16")   # no loss scaling
+keras.mixed_precision.set_global_policy("mixed_float16")    # compile adds it
+""",
+}
+LESSON = MeasuredLesson(
     id="bf16",
     question="Without a loss scaler, which of the two learns as well as fp32 does here?",
     choices=("Both bf16 and fp16", "Only bf16", "Not even bf16"),
@@ -102,5 +132,6 @@ LESSON = Lesson(
     settings={"loss": Setting("Loss", {"usual": "usual", "small": "small (× 2^-18)"},
         "Small: the loss is multiplied by 2^-18, and the optimizer makes up for it.")},
     terms=("half precision", "underflow", "scaler", "mantissa", "exponent"),
+    code=CODE,
     sources=(Source.BFLOAT16, Source.TORCH_AMP, Source.NVIDIA, Source.PADDLE, Source.KERAS),
 )  # fmt: skip

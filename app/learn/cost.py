@@ -14,8 +14,10 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Bars, stacked_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import warn
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import duration
 
 GAINS = 1.1  # times as cheap, and more: beyond the spread of a step
@@ -58,7 +60,7 @@ def draw(results: Sequence[Result]) -> None:
             )
         ][:4]
     )  # fmt: skip
-    lesson_page.warn(results)
+    warn(results)
     text = words(results, made, watts)
     lesson_page.show_chart(bars(made), "lesson-cost", pd.DataFrame(made), text)
 
@@ -134,7 +136,30 @@ def _times(results: Sequence[Result]) -> list[StepTimes]:
     return [r for r in results if isinstance(r, StepTimes)]
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+torch.cuda.synchronize()
+begin = time.perf_counter()
+for _ in range(100):
+    train_step()
+torch.cuda.synchronize()                        # without it only the launches are timed
+samples_s = 100 * batch_size / (time.perf_counter() - begin)
+""",
+    "Paddle": """
+paddle.device.synchronize()
+begin = time.perf_counter()
+for _ in range(100):
+    train_step()
+paddle.device.synchronize()
+samples_s = 100 * batch_size / (time.perf_counter() - begin)
+""",
+    "Keras": """
+begin = time.perf_counter()
+model.fit(dataset, epochs=1)
+samples_s = number_of_samples / (time.perf_counter() - begin)
+""",
+}
+LESSON = MeasuredLesson(
     id="cost",
     question="A training moves from fp32 to bf16 on this machine. What becomes of its cost?",
     choices=(
@@ -146,5 +171,6 @@ LESSON = Lesson(
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "mlp": "MLP"})},
     terms=("throughput", "half precision"),
+    code=CODE,
     sources=(Source.NVIDIA, Source.TORCH_AMP),
 )

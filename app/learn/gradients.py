@@ -22,8 +22,9 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.exponents import exponent_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, percent
 
 FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
@@ -120,7 +121,32 @@ def _row(results: Sequence[Result], role: str) -> Raw:
     return np.array(found.row, np.int64)
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+def count(gradient):                            # on any module's output
+    exponents = torch.frexp(gradient.float()).exponent - 1
+    print(torch.unique(exponents, return_counts=True))
+
+layer.register_forward_hook(lambda module, inputs, output: output.register_hook(count))
+""",
+    "Paddle": """
+def count(gradient):
+    size = gradient.astype("float32").abs()
+    exponents = paddle.floor(paddle.log2(size[size > 0]))
+    print(paddle.unique(exponents, return_counts=True))
+
+layer.register_forward_post_hook(lambda module, inputs, output: output.register_hook(count))
+""",
+    "Keras": """
+with tf.GradientTape() as tape:                 # TensorFlow backend
+    loss = loss_fn(targets, model(inputs))
+for gradient in tape.gradient(loss, model.trainable_variables):
+    size = tf.abs(gradient)
+    exponents = tf.floor(tf.experimental.numpy.log2(size[size > 0]))
+    print(tf.unique_with_counts(exponents))
+""",
+}
+LESSON = MeasuredLesson(
     id="gradients",
     question="Over how many powers of two do 98 % of one step's output gradients spread?",
     choices=("At most 10", "From 11 to 20", "More than 20"),
@@ -128,5 +154,6 @@ LESSON = Lesson(
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "resnet": "ResNet"})},
     terms=("gradient", "activation", "exponent", "subnormal", "lost"),
+    code=CODE,
     sources=(Source.PAPER, Source.BFLOAT16, Source.OCP_FP8, Source.NVIDIA),
 )

@@ -9,15 +9,17 @@ from functools import partial
 import pandas as pd
 import plotly.graph_objects as go
 
-from ampscope.lessons.catalog import HALF_LENET
+from ampscope.lessons.mistakes import HALF_LENET
 from ampscope.records import Curve, Result
 from ampscope.report.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_diagnosis, lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source, curve, curves, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import curve, curves, reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, for_plotly, number, percent
 
 FP32, HALF, AMP = "fp32", "model.half()", "autocast + GradScaler"
@@ -162,7 +164,32 @@ def _share(results: Sequence[Result], series: str) -> float:
     return _shares(results, series)[0]
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+model.half()                                    # don't: weights, Adam's state, BatchNorm in fp16
+
+scaler = torch.amp.GradScaler("cuda")           # do: leave the model in fp32
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    "Paddle": """
+model.to(dtype="float16")                       # don't
+
+# do: O2 keeps fp32 master weights; O1 leaves the model in fp32
+model, optimizer = paddle.amp.decorate(model, optimizer, level="O2", master_weight=True)
+with paddle.amp.auto_cast(level="O2", dtype="float16"):
+    loss = loss_fn(model(inputs), targets)
+""",
+    "Keras": """
+keras.config.set_floatx("float16")              # don't: variables become fp16
+
+keras.mixed_precision.set_global_policy("mixed_float16")   # do: compute in fp16, keep fp32
+""",
+}
+LESSON = MeasuredLesson(
     id="half",
     question="A tutorial's LeNet is turned into fp16 by model.half(), then trained. What happens?",
     choices=("It learns like in fp32", "Its weights hardly move", "Its loss becomes NaN"),
@@ -171,6 +198,7 @@ LESSON = Lesson(
     settings={"optimizer": Setting("Optimizer", {"adam": "Adam", "sgd": "SGD"},
         "Adam with its default learning rate of 0.001, or SGD with momentum 0.9 and 0.01.")},
     terms=("half precision", "autocast", "scaler", "master weights", "eps"),
+    code=CODE,
     sources=(Source.PAPER, Source.TORCH_AMP, Source.ADAM, Source.BATCH_NORM, Source.NVIDIA),
     after=partial(lesson_diagnosis.section, HALF_LENET),
 )  # fmt: skip

@@ -13,8 +13,10 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Bars, stacked_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, number, power_of_two
 
 BAD_STEP, LAST_STEP = 1, 3
@@ -130,7 +132,29 @@ def _step_name(step: int) -> str:
     return f"{step}, the bad batch" if step == BAD_STEP else str(step)
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+scaler.scale(loss).backward()
+scaler.step(optimizer)                          # leaves the weights alone when one gradient is NaN
+scaler.update()                                 # halves the scale
+
+if not torch.isfinite(loss):                    # a batch that is bad every time: find it
+    print(batch_index, inputs.abs().max())
+""",
+    "Paddle": """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+
+if not bool(paddle.isfinite(loss)):
+    print(batch_index, float(inputs.abs().max()))
+""",
+    "Keras": """
+keras.mixed_precision.set_global_policy("mixed_float16")   # LossScaleOptimizer skips the step
+model.fit(inputs, targets, callbacks=[keras.callbacks.TerminateOnNaN()])
+""",
+}
+LESSON = MeasuredLesson(
     id="inf_to_nan",
     question="One batch overflows in step 1. How does the model stand after step 3?",
     choices=("It learns on", "Its weights are well, but its loss is not", "Its weights are NaN"),
@@ -142,6 +166,7 @@ LESSON = Lesson(
             "one": "one batch", "every": "every batch from step 1 on"}),
     },
     terms=("Inf", "NaN", "overflow", "scaler", "skipped step"),
+    code=CODE,
     sources=(Source.IEEE_754, Source.TORCH_AMP, Source.TORCH_EXAMPLES, Source.NVIDIA,
              Source.PADDLE),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.control import Control
-from ampscope.lessons.catalog import STEPS, Mistake, script_path
+from ampscope.lessons.mistakes import STEPS, Mistake, script_path
 from ampscope.records import StepRecord
 from ampscope.report import verdict_words as diagnosis_words
 from ampscope.report.palette import DTYPES

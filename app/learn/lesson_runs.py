@@ -1,4 +1,4 @@
-"""A lesson's measurement: found by its spec among the runs, else started, and followed.
+"""A lesson's measurement: found by its spec among the runs, else started, followed, and read.
 
 Equal questions meet in one run: the spec holds the lesson's settings and its version, and the torch
 that measured must be the torch that is installed.
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+import pandas as pd
 import streamlit as st
 
 from ampscope.launcher import children
 from ampscope.launcher.launch import launch
-from ampscope.records import Result, RunInfo, RunSpec, State
+from ampscope.records import Curve, Reading, Result, RunInfo, RunSpec, State, StepTimes
 from ampscope.store import sharing
-from app import classes, links, permissions, run_rows, states, store
+from app import classes, permissions, run_rows, states, store
 from app.classes import Full
 from app.runs import measurements, run_page
-from app.text import escape
+from app.text import escape, percent
 
 FOLLOW_EVERY_S = 0.4
 ASK_EVERY_S = 1.0  # of a class, in which sixty browsers may wait
+WIDE = 0.5  # quartiles of an undisturbed step lie within 5 to 30 % of its median on two cores
 _starting = threading.Lock()  # of two browsers that ask at once one starts it
 
 
@@ -61,47 +62,9 @@ def results(spec: RunSpec, *, is_asked: bool, ask: Callable[[], None]) -> list[R
     return store.results(finished)
 
 
-def expect(specs: Iterable[RunSpec]) -> None:
-    """One of these may be asked for soon: torch is loaded while the question is read."""
-    if any(permissions.may_run(spec) and not equal(spec) for spec in specs):
-        children.expect(store.path())
-
-
 def equal(spec: RunSpec) -> list[RunInfo]:
     """Runs of the same spec by the same torch, newest first; those that wait have no torch yet."""
     return classes.answering(run_rows.of_spec(store.path(), spec))
-
-
-def _started(spec: RunSpec, *, again: bool = False) -> RunInfo:
-    with _starting:
-        known = classes.answering(sharing.of_spec(store.path(), spec))  # as it is now
-        if known and (known[0].state.is_active or not again):
-            return known[0]
-        return store.run(launch(spec, store.path()))
-
-
-def _start_again(spec: RunSpec) -> None:
-    if classes.is_class():
-        classes.ask(spec, again=True)
-    else:
-        _started(spec, again=True)
-
-
-def _failed(run: RunInfo, spec: RunSpec) -> None:
-    states.measurement_ended(run)
-    if permissions.offers("measuring it again") and st.button("Try again", key="lesson-retry"):
-        _start_again(spec)
-        st.rerun()
-
-
-@st.fragment(run_every=FOLLOW_EVERY_S)
-def _following(run_id: str) -> None:
-    run = store.run(run_id)
-    if not run.state.is_active:
-        st.rerun(scope="app")
-    waits = run.state is State.QUEUED and run.place > 1
-    text = f"It waits, place {run.place} in the queue." if waits else "It takes a few seconds."
-    st.info(f"**Measuring on this machine.** {text}", icon=":material/hourglass_top:")
 
 
 @st.fragment(run_every=ASK_EVERY_S)
@@ -118,81 +81,79 @@ def _waiting(spec: RunSpec) -> None:
     st.info(f"**The class waits for this measurement.** {text}", icon=":material/hourglass_top:")
 
 
-# Predict first: a question with choices, and what the measurement says of the prediction.
-#
-# The choice lives in the URL (``?guess3=b``); ``?guess3=show`` shows the answer without one. An
-# address shows what is there; it is a click that starts a measurement (:func:`is_clicked`).
+def _started(spec: RunSpec, *, again: bool = False) -> RunInfo:
+    with _starting:
+        known = classes.answering(sharing.of_spec(store.path(), spec))  # as it is now
+        if known and (known[0].state.is_active or not again):
+            return known[0]
+        return store.run(launch(spec, store.path()))
 
 
-LETTERS = "abcdef"
-SHOW = "show"  # the answer without a prediction
-_CLICKED = "lesson-clicked:"  # session key
+@st.fragment(run_every=FOLLOW_EVERY_S)
+def _following(run_id: str) -> None:
+    run = store.run(run_id)
+    if not run.state.is_active:
+        st.rerun(scope="app")
+    waits = run.state is State.QUEUED and run.place > 1
+    text = f"It waits, place {run.place} in the queue." if waits else "It takes a few seconds."
+    st.info(f"**Measuring on this machine.** {text}", icon=":material/hourglass_top:")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Which choice the measured numbers support, and a sentence computed from them."""
+def _failed(run: RunInfo, spec: RunSpec) -> None:
+    states.measurement_ended(run)
+    if permissions.offers("measuring it again") and st.button("Try again", key="lesson-retry"):
+        _start_again(spec)
+        st.rerun()
 
-    choice: int
-    text: str
 
-
-def ask(number: int | str, question: str, choices: Sequence[str]) -> str | None:
-    """The letter that was chosen, :data:`SHOW`, or None as long as nothing was."""
-    name = f"guess{number}"
-    letters = list(LETTERS[: len(choices)])
-    known = links.wanted(name)
-    guess = known if known in (*letters, SHOW) else None
-    shown = guess if guess in letters else None
-    key = links.widget_key(name, shown)
-    st.radio(
-        f"**Predict first.** {escape(question)}",
-        letters,
-        index=None if shown is None else letters.index(shown),
-        key=key,
-        format_func=lambda letter: escape(choices[letters.index(letter)]),
-        on_change=_remember,
-        args=(number, key),
-    )
-    if guess is None:
-        st.button("Show without a prediction", key=f"show{number}", on_click=_show,
-                  args=(number,))  # fmt: skip
+def _start_again(spec: RunSpec) -> None:
+    if classes.is_class():
+        classes.ask(spec, again=True)
     else:
-        st.button("Hide the answer", key=f"hide{number}", type="tertiary", on_click=links.keep,
-                  args=(name, None))  # fmt: skip
-    return guess
+        _started(spec, again=True)
 
 
-def judge(guess: str, choices: Sequence[str], answer: Answer) -> None:
-    """Show the prediction and the measurement; in words, not by colour alone."""
-    right = LETTERS[answer.choice]
-    measured = f"**Measured.** {escape(answer.text)}"
-    if guess == SHOW:
-        st.info(measured, icon=":material/straighten:")
-    elif guess == right:
-        st.success(f"**As you predicted.**  \n{measured}", icon=":material/check:")
-    else:
-        said = escape(choices[LETTERS.index(guess)])
-        st.warning(f"**You predicted:** {said}.  \n{measured}", icon=":material/straighten:")
+def expect(specs: Iterable[RunSpec]) -> None:
+    """One of these may be asked for soon: torch is loaded while the question is read."""
+    if any(permissions.may_run(spec) and not equal(spec) for spec in specs):
+        children.expect(store.path())
 
 
-def click(number: int | str) -> None:
-    """The reader asks for this lesson's measurement."""
-    st.session_state[_CLICKED + str(number)] = True
+def warn(results: Sequence[Result]) -> None:
+    """Say of times that were measured while something else ran that they are such: the quartiles of
+    a step lie far apart."""
+    spread = max((r.step.spread for r in results if isinstance(r, StepTimes)), default=0.0)
+    if spread > WIDE:
+        st.warning(
+            escape(
+                f"Something else ran on this machine meanwhile: the times of a step spread by "
+                f"{percent(spread)} of their median. Measure again when it is idle."
+            ),
+            icon=":material/group:",
+        )
 
 
-def is_clicked(number: int | str) -> bool:
-    """Whether this reader predicted, or asked, with a click. An address can be another's: a link
-    on a foreign page must start nothing."""
-    return bool(st.session_state.get(_CLICKED + str(number)))
+def reading(results: Sequence[Result], name: str, series: str) -> float:
+    """The number of that name and series. A missing one is a fault of the lesson: LookupError."""
+    for one in results:
+        if isinstance(one, Reading) and (one.name, one.series) == (name, series):
+            return one.value
+    raise LookupError(f"no reading {name!r} of {series!r}")
 
 
-def _show(number: int | str) -> None:
-    click(number)
-    links.keep(f"guess{number}", SHOW)
+def curve(results: Sequence[Result], name: str, series: str) -> Curve:
+    """The curve of that name and series; LookupError as above."""
+    for one in results:
+        if isinstance(one, Curve) and (one.name, one.series) == (name, series):
+            return one
+    raise LookupError(f"no curve {name!r} of {series!r}")
 
 
-def _remember(number: int | str, key: str) -> None:
-    if st.session_state[key] in tuple(LETTERS):
-        click(number)
-        links.keep(f"guess{number}", st.session_state[key])
+def curves(results: Sequence[Result], name: str) -> list[Curve]:
+    """Every series of that name, in the order in which they were measured."""
+    return [one for one in results if isinstance(one, Curve) and one.name == name]
+
+
+def curves_table(found: Sequence[Curve], x_name: str) -> pd.DataFrame:
+    """A column a curve, over the x that they share."""
+    return pd.DataFrame({x_name: list(found[0].x)} | {c.series: list(c.y) for c in found})

@@ -10,8 +10,10 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Source, curve, curves, curves_table, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson
+from app.learn.lesson_runs import curve, curves, curves_table, reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, number, percent
 
 HALF, MASTER = "bf16", "bf16 with fp32 master weights"
@@ -90,12 +92,36 @@ def _at(one: Curve, x: float) -> float:
     return one.y[one.x.index(float(x))]
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+# Autocast leaves the weights in fp32: they are the master weights.
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = loss_fn(model(inputs), targets)
+loss.backward()
+optimizer.step()                                # w + Δ in fp32
+
+model.to(torch.bfloat16)                        # no master weights: small steps are lost
+""",
+    "Paddle": """
+model, optimizer = paddle.amp.decorate(
+    model, optimizer, level="O2", dtype="bfloat16", master_weight=True
+)
+with paddle.amp.auto_cast(level="O2", dtype="bfloat16"):
+    loss = loss_fn(model(inputs), targets)
+""",
+    "Keras": """
+policy = keras.DTypePolicy("mixed_bfloat16")
+policy.compute_dtype, policy.variable_dtype     # bfloat16, float32: the master weights
+keras.config.set_dtype_policy(policy)
+""",
+}
+LESSON = MeasuredLesson(
     id="master",
     question="Every weight takes a step of a thousandth of itself. In bf16, how many do not move?",
     choices=("Hardly any", "About half of them", "Nearly all of them"),
     answer=answer,
     draw=draw,
     terms=("master weights", "spacing", "lost", "half precision"),
+    code=CODE,
     sources=(Source.PAPER, Source.BFLOAT16, Source.PADDLE, Source.KERAS),
 )

@@ -12,8 +12,9 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.comparison import PARTS, memory_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import percent, size
 
 FP32, AMP, PURE = "fp32", "fp16", "fp16-pure"
@@ -85,7 +86,28 @@ def _name(precision: str) -> str:
     return {FP32: "fp32", AMP: "fp16 autocast", PURE: "all in fp16"}[precision]
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+torch.cuda.reset_peak_memory_stats()
+train_step()
+print(torch.cuda.max_memory_allocated() / 2**20, "MiB")
+
+from torch.utils.checkpoint import checkpoint               # fewer activations, more time
+hidden = checkpoint(block, hidden, use_reentrant=False)
+""",
+    "Paddle": """
+train_step()
+print(paddle.device.cuda.max_memory_allocated() / 2**20, "MiB")
+hidden = paddle.distributed.fleet.utils.recompute(block, hidden)
+""",
+    "Keras": """
+train_step()
+print(tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20, "MiB")
+with keras.RematScope(mode="full"):                         # fewer activations, more time
+    block = keras.layers.Dense(1024)                        # built in here: computed anew
+""",
+}
+LESSON = MeasuredLesson(
     id="memory",
     question="fp16 autocast is switched on. What becomes of the memory at a step's peak?",
     choices=("It halves", "It falls, to more than half", "It hardly changes, or grows"),
@@ -96,5 +118,6 @@ LESSON = Lesson(
         "batch": Setting("Batch", {"8": "8", "32": "32", "64": "64"}),
     },
     terms=("activation", "autocast", "master weights", "half precision"),
+    code=CODE,
     sources=(Source.PAPER, Source.NVIDIA, Source.TORCH_AMP, Source.PADDLE),
 )

@@ -25,12 +25,16 @@ from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Source, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson
+from app.learn.lesson_runs import reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import escape
 
 START = "0.1"
 MAX_LENGTH = 40
+NAMES = ("fp32", "tf32", "bf16", "fp16", "e4m3", "e5m2")
+_BITS = "bits1"  # of the address: a pattern; without one it is that of the number that was typed
 
 
 def answer(results: Sequence[Result]) -> Answer:
@@ -78,42 +82,6 @@ def draw(results: Sequence[Result]) -> None:
     st.caption(escape(agreement(results)))
 
 
-def _log2(size: Fraction) -> float:
-    """Also of what is no float any more."""
-    return math.log2(size.numerator) - math.log2(size.denominator)
-
-
-def relative(curve: Curve) -> list[float]:
-    """log2 of the spacing as a part of the number itself."""
-    return [y - x for x, y in zip(curve.x, curve.y, strict=True)]
-
-
-def _mark_ends(figure: go.Figure, curves: Sequence[Curve]) -> None:
-    """A symbol at both ends, and the format's name at one of them."""
-    for curve in curves:
-        name, y = curve.series, relative(curve)
-        ends = {"x": [curve.x[0], curve.x[-1]], "y": [y[0], y[-1]]}
-        marker = {"color": dtype_color(name), "symbol": SYMBOLS[name], "size": 10}
-        figure.add_trace(go.Scatter(**ends, mode="markers", marker=marker, showlegend=False,
-                                    hoverinfo="skip"))  # fmt: skip
-        figure.add_annotation(
-            x=curve.x[-1], y=y[-1], text=f"<b>{name}</b>", showarrow=False, xanchor="right",
-            yshift=-14 if name == "e4m3" else 14,
-        )  # fmt: skip
-
-
-def agreement(results: Sequence[Result]) -> str:
-    """How often torch and this page's arithmetic were compared, and how often they agreed."""
-    read = [r for r in results if isinstance(r, Reading)]
-    total = sum(r.value for r in read if r.name in ("bit patterns", "roundings"))
-    alike = sum(r.value for r in read if r.name in ("bit patterns alike", "roundings alike"))
-    return (
-        f"This page computes with whole numbers. torch on this machine was asked {int(total):,} "
-        f"times, for bit patterns and roundings of five formats, and gave the same "
-        f"{int(alike):,} times. The spacing in the chart is torch's."
-    )
-
-
 def _typed() -> str:
     """The typed number; anything else is refused with a sentence."""
     wanted = links.wanted("number1") or START
@@ -135,41 +103,60 @@ def _typed() -> str:
 
 def _keep(key: str) -> None:
     links.keep("number1", st.session_state[key].strip() or None)
-    links.keep("bits1", None)
+    links.keep(_BITS, None)
 
 
-def _spacing_table(curves: Sequence[Curve]) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {"format": c.series, "size": f"2^{x:.0f}", "spacing": f"2^{y:.0f}"}
-            for c in curves
-            for x, y in zip(c.x, c.y, strict=True)
-        ]
-    )
+def table(text: str, *, saturates: bool) -> pd.DataFrame:
+    """What each format makes of a number, both ways."""
+    rows = []
+    for name in NAMES:
+        fmt = FORMATS[name]
+        near, cut = nearest(text, fmt, saturates=saturates), toward_zero(text, fmt)
+        rows.append(
+            {
+                "format": name,
+                "to nearest": _digits(near),
+                "error": _error(text, near),
+                "by truncation": _digits(cut),
+                "error then": _error(text, cut),
+                "bits": f"{encode(near, fmt):0{width(fmt)}b}",
+                "largest": f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.4g}",
+                "smallest": f"{fmt.min_subnormal:.2g}",
+            }
+        )
+    return pd.DataFrame(rows)
 
 
-LESSON = Lesson(
-    id="numbers",
-    question="What is 2048 + 1 in fp16?",
-    choices=("2049", "2048", "2050", "Inf"),
-    answer=answer,
-    draw=draw,
-    terms=("exponent", "mantissa", "spacing", "subnormal", "NaN", "Inf"),
-    sources=(Source.IEEE_754, Source.OCP_FP8, Source.NVIDIA),
-)
+def _digits(value: float) -> str:
+    return f"{value:.9g}" if math.isfinite(value) else {math.inf: "Inf", -math.inf: "-Inf"}.get(
+        value, "NaN"
+    )  # fmt: skip
 
 
-# The bits of one number as switches: sign, exponent and mantissa, each bit with its weight.
-#
-# The pattern lives in the URL (``?bits1=0011110000000000``); without one it is that of the number
-# that was typed.
+def _error(text: str, value: float) -> str:
+    number = exact(text)
+    if isinstance(number, float):
+        return "exact" if number == value or (number != number and value != value) else "no figure"
+    if not math.isfinite(value):
+        return "all of it"
+    if number == value:
+        return "exact"
+    share = float(abs(Fraction(value) - number) / abs(number))
+    return f"{share:.2%}" if share > 1e-4 else f"{share:.1e}"
 
 
-_NAME = "bits1"
+def spread_words(made: pd.DataFrame) -> str:
+    """Which formats keep the number, computed from the table."""
+    kept = [r["format"] for _, r in made.iterrows() if r["error"] == "exact"]
+    if len(kept) == len(made):
+        return "Every format holds this number exactly."
+    if not kept:
+        return "No format holds this number exactly: each keeps the nearest that it has."
+    return f"Exact in {', '.join(kept)}; the others keep the nearest that they have."
 
 
 def draw_bits(fmt: NumberFormat, value: float) -> None:
-    """Switches, and the number that they make."""
+    """The bits of a number as switches, each with its weight, and the number that they make."""
     pattern = chosen(fmt, value)
     first, last = 1, 1 + fmt.exponent_bits
     chart.see(bits_reading(pattern, fmt))
@@ -182,7 +169,7 @@ def draw_bits(fmt: NumberFormat, value: float) -> None:
 
 def chosen(fmt: NumberFormat, value: float) -> str:
     """The URL's pattern where it is one of this format, else the number's own."""
-    asked = links.wanted(_NAME)
+    asked = links.wanted(_BITS)
     if len(asked) == width(fmt) and set(asked) <= {"0", "1"}:
         return asked
     return f"{encode(value, fmt):0{width(fmt)}b}"
@@ -209,7 +196,7 @@ def bits_reading(pattern: str, fmt: NumberFormat) -> str:
 
 def _part(label: str, fmt: NumberFormat, pattern: str, places: range, weights: list[str]) -> None:
     on = [place for place in places if pattern[place] == "1"]
-    key = links.widget_key(f"{_NAME}:{fmt.name}:{places.start}", on)
+    key = links.widget_key(f"{_BITS}:{fmt.name}:{places.start}", on)
     st.pills(
         label,
         list(places),
@@ -225,59 +212,79 @@ def _part(label: str, fmt: NumberFormat, pattern: str, places: range, weights: l
 def _flip(key: str, pattern: str, places: range) -> None:
     on = set(st.session_state[key])
     bits = [("1" if i in on else "0") if i in places else bit for i, bit in enumerate(pattern)]
-    links.keep(_NAME, "".join(bits))
+    links.keep(_BITS, "".join(bits))
 
 
-# What each format makes of a number: to nearest, by truncation, its bits.
+def relative(curve: Curve) -> list[float]:
+    """log2 of the spacing as a part of the number itself."""
+    return [y - x for x, y in zip(curve.x, curve.y, strict=True)]
 
 
-NAMES = ("fp32", "tf32", "bf16", "fp16", "e4m3", "e5m2")
+def _log2(size: Fraction) -> float:
+    """Also of what is no float any more."""
+    return math.log2(size.numerator) - math.log2(size.denominator)
 
 
-def table(text: str, *, saturates: bool) -> pd.DataFrame:
-    """What each format makes of a number, both ways."""
-    rows = []
-    for name in NAMES:
-        fmt = FORMATS[name]
-        near, cut = nearest(text, fmt, saturates=saturates), toward_zero(text, fmt)
-        rows.append(
-            {
-                "format": name,
-                "to nearest": _digits(near),
-                "error": _error(text, near),
-                "by truncation": _digits(cut),
-                "error then": _error(text, cut),
-                "bits": f"{encode(near, fmt):0{width(fmt)}b}",
-                "largest": f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.4g}",
-                "smallest": f"{fmt.min_subnormal:.2g}",
-            }
-        )
-    return pd.DataFrame(rows)
+def _mark_ends(figure: go.Figure, curves: Sequence[Curve]) -> None:
+    """A symbol at both ends, and the format's name at one of them."""
+    for curve in curves:
+        name, y = curve.series, relative(curve)
+        ends = {"x": [curve.x[0], curve.x[-1]], "y": [y[0], y[-1]]}
+        marker = {"color": dtype_color(name), "symbol": SYMBOLS[name], "size": 10}
+        figure.add_trace(go.Scatter(**ends, mode="markers", marker=marker, showlegend=False,
+                                    hoverinfo="skip"))  # fmt: skip
+        figure.add_annotation(
+            x=curve.x[-1], y=y[-1], text=f"<b>{name}</b>", showarrow=False, xanchor="right",
+            yshift=-14 if name == "e4m3" else 14,
+        )  # fmt: skip
 
 
-def spread_words(made: pd.DataFrame) -> str:
-    """Which formats keep the number, computed from the table."""
-    kept = [r["format"] for _, r in made.iterrows() if r["error"] == "exact"]
-    if len(kept) == len(made):
-        return "Every format holds this number exactly."
-    if not kept:
-        return "No format holds this number exactly: each keeps the nearest that it has."
-    return f"Exact in {', '.join(kept)}; the others keep the nearest that they have."
+def _spacing_table(curves: Sequence[Curve]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"format": c.series, "size": f"2^{x:.0f}", "spacing": f"2^{y:.0f}"}
+            for c in curves
+            for x, y in zip(c.x, c.y, strict=True)
+        ]
+    )
 
 
-def _digits(value: float) -> str:
-    return f"{value:.9g}" if math.isfinite(value) else {math.inf: "Inf", -math.inf: "-Inf"}.get(
-        value, "NaN"
-    )  # fmt: skip
+def agreement(results: Sequence[Result]) -> str:
+    """How often torch and this page's arithmetic were compared, and how often they agreed."""
+    read = [r for r in results if isinstance(r, Reading)]
+    total = sum(r.value for r in read if r.name in ("bit patterns", "roundings"))
+    alike = sum(r.value for r in read if r.name in ("bit patterns alike", "roundings alike"))
+    return (
+        f"This page computes with whole numbers. torch on this machine was asked {int(total):,} "
+        f"times, for bit patterns and roundings of five formats, and gave the same "
+        f"{int(alike):,} times. The spacing in the chart is torch's."
+    )
 
 
-def _error(text: str, value: float) -> str:
-    number = exact(text)
-    if isinstance(number, float):
-        return "exact" if number == value or (number != number and value != value) else "no figure"
-    if not math.isfinite(value):
-        return "all of it"
-    if number == value:
-        return "exact"
-    share = float(abs(Fraction(value) - number) / abs(number))
-    return f"{share:.2%}" if share > 1e-4 else f"{share:.1e}"
+CODE = {
+    "PyTorch": """
+torch.tensor(0.1).to(torch.float16).item()             # 0.0999755859375
+torch.tensor(2048., dtype=torch.float16) + 1           # 2048
+torch.finfo(torch.bfloat16)                            # max, tiny, eps
+""",
+    "Paddle": """
+paddle.to_tensor(0.1).astype("float16").astype("float32").item()
+paddle.to_tensor(2048.0, dtype="float16") + 1
+paddle.finfo(paddle.bfloat16)
+""",
+    "Keras": """
+float(keras.ops.cast(0.1, "float16"))
+keras.ops.cast(2048.0, "float16") + keras.ops.cast(1.0, "float16")
+keras.ops.cast(1e-8, "float16")                        # 0
+""",
+}
+LESSON = MeasuredLesson(
+    id="numbers",
+    question="What is 2048 + 1 in fp16?",
+    choices=("2049", "2048", "2050", "Inf"),
+    answer=answer,
+    draw=draw,
+    terms=("exponent", "mantissa", "spacing", "subnormal", "NaN", "Inf"),
+    code=CODE,
+    sources=(Source.IEEE_754, Source.OCP_FP8, Source.NVIDIA),
+)

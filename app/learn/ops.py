@@ -17,8 +17,10 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Bars, stacked_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, number
 
 # What a framework calls it in its own list: PyTorch on CUDA, Paddle in fp16 O1, TensorFlow.
@@ -155,7 +157,27 @@ def _first(call: Call) -> str:
     return call.outputs.partition(",")[0]
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+with torch.autocast("cuda", dtype=torch.float16):
+    scores = q @ k.mT                           # fp16
+    weights = scores.softmax(-1)                # fp32: exp overflows early
+    with torch.autocast("cuda", enabled=False): # an op of your own that needs fp32
+        norm = x.float().square().mean()
+""",
+    "Paddle": """
+with paddle.amp.auto_cast(
+    dtype="float16", custom_white_list={"elementwise_add"}, custom_black_list={"reduce_sum"}
+):
+    weights = paddle.nn.functional.softmax(paddle.matmul(q, k, transpose_y=True))
+""",
+    "Keras": """
+keras.mixed_precision.set_global_policy("mixed_float16")
+outputs = keras.layers.Dense(10)(hidden)                            # computes in fp16
+outputs = keras.layers.Activation("softmax", dtype="float32")(outputs)
+""",
+}
+LESSON = MeasuredLesson(
     id="ops",
     question="Under fp16 autocast, in which precision do matmuls run, and in which the loss?",
     choices=("Both in fp16", "Matmuls in fp16, the loss in fp32", "Both in fp32"),
@@ -164,5 +186,6 @@ LESSON = Lesson(
     settings={"model": Setting("Model", {"gpt": "GPT", "resnet": "ResNet"})},
     terms=("autocast", "half precision", "overflow"),
     code_note="Keras decides by layer, not by op: a layer's dtype is what it computes in.",
+    code=CODE,
     sources=(Source.TORCH_AMP, Source.PADDLE, Source.KERAS, Source.PAPER),
 )

@@ -15,8 +15,10 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source, curve, reading
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.lesson_runs import curve, reading
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, plural, power_of_two
 
 SHOWN = {"torch": (MEASURE, "circle", "solid"), "paddle": (NORMAL, "square", "dash"),
@@ -128,7 +130,29 @@ def _last(results: Sequence[Result]) -> float:
     return sum(losses[-10:]) / 10
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=2000)
+scaler.scale(loss).backward()
+scaler.step(optimizer)                          # left out when a gradient is Inf or NaN
+scaler.update()                                 # × 0.5 after a skip, × 2 after 2000 good steps
+print(scaler.get_scale())
+""",
+    "Paddle": """
+scaler = paddle.amp.GradScaler(
+    init_loss_scaling=2.0**16, incr_every_n_steps=2000, decr_every_n_nan_or_inf=1
+)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    "Keras": """
+optimizer = keras.optimizers.LossScaleOptimizer(
+    keras.optimizers.SGD(0.1), initial_scale=2.0**15, dynamic_growth_steps=2000
+)
+""",
+}
+LESSON = MeasuredLesson(
     id="scaler",
     question="A scaler starts at 65,536. How many of the first 10 steps does it skip?",
     choices=("None: it was chosen well", "A few, as it looks for its scale", "Half or more: a bug"),
@@ -137,5 +161,6 @@ LESSON = Lesson(
     settings={"loss": Setting("Loss", {"sum": "summed over the batch", "mean": "its mean"})},
     terms=("loss scale", "scaler", "skipped step", "overflow"),
     code_note="This lesson measures with a growth interval of 20, so that growth is seen too.",
+    code=CODE,
     sources=(Source.TORCH_AMP, Source.PADDLE, Source.KERAS, Source.PAPER),
 )

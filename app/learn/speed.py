@@ -13,8 +13,10 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Source
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson
+from app.learn.lesson_runs import warn
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import duration, percent
 
 DASHES = {"fp32": "solid", "tf32": "solid", "bf16": "dash", "fp16": "dot"}
@@ -52,7 +54,7 @@ def draw(results: Sequence[Result]) -> None:
     lesson_page.show_chart(figure, "lesson-speed", table(results), matmul_words(results))
     chart.see(misaligned_words(results))
     chart.see(step_words(results))
-    lesson_page.warn(results)
+    warn(results)
 
 
 def matmul_words(results: Sequence[Result]) -> str:
@@ -131,12 +133,31 @@ def _gain(results: Sequence[Result], model: str) -> float:
     return times[f"{model} fp32"] / times[f"{model} bf16"]
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+torch.backends.cuda.matmul.allow_tf32 = True    # fp32 matmuls on Tensor Cores
+layer = nn.Linear(1024, 4096)                   # sizes in multiples of 8 (fp16, bf16)
+embedding = nn.Embedding(50304, 1024)           # 50257 rounded up to a multiple of 64
+""",
+    "Paddle": """
+layer = paddle.nn.Linear(1024, 4096)            # multiples of 8
+embedding = paddle.nn.Embedding(50304, 1024)
+with paddle.amp.auto_cast(dtype="bfloat16"):
+    outputs = layer(inputs)
+""",
+    "Keras": """
+keras.mixed_precision.set_global_policy("mixed_bfloat16")
+layer = keras.layers.Dense(4096)                # multiples of 8
+embedding = keras.layers.Embedding(50304, 1024)
+""",
+}
+LESSON = MeasuredLesson(
     id="speed",
     question="A tiny MLP trains under bf16 autocast instead of in fp32. How fast is a step here?",
     choices=("Faster", "About as fast", "Slower"),
     answer=answer,
     draw=draw,
     terms=("Tensor Core", "half precision", "autocast", "throughput"),
+    code=CODE,
     sources=(Source.NVIDIA_SHAPES, Source.NVIDIA, Source.TORCH_AMP, Source.PADDLE),
 )

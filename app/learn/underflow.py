@@ -18,8 +18,9 @@ from app.chart import KeyFigure
 from app.figures.exponents import exponent_bars
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import Lesson, Setting, Source
-from app.learn.lesson_runs import Answer
+from app.learn.lesson_page import MeasuredLesson, Setting
+from app.learn.prediction import Answer
+from app.learn.references import Source
 from app.text import count, percent, power, power_of_two
 
 FEW, MOST = 0.01, 0.5  # shares of the question's choices
@@ -147,7 +148,33 @@ def _lost_share(counts: UnderflowCounts) -> float:
     return counts.lost / _nonzero(counts)
 
 
-LESSON = Lesson(
+CODE = {
+    "PyTorch": """
+scaler = torch.amp.GradScaler("cuda")           # starts at 65536
+
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()                   # every gradient is 65536 times as large
+scaler.step(optimizer)                          # divides it out; skips Inf and NaN
+scaler.update()                                 # halves the scale after a skip
+""",
+    "Paddle": """
+scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16)
+
+with paddle.amp.auto_cast(dtype="float16"):
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+optimizer.clear_grad()
+""",
+    "Keras": """
+keras.mixed_precision.set_global_policy("mixed_float16")
+model.compile(optimizer="adam", loss=loss_fn)   # wrapped in a LossScaleOptimizer by compile
+model.fit(inputs, targets)
+""",
+}
+LESSON = MeasuredLesson(
     id="underflow",
     question="A model's gradients flow in fp16 without loss scaling. How many become zero?",
     choices=("Hardly any: under 1 %", "Some: from 1 % to half", "Most of them: over half"),
@@ -162,5 +189,6 @@ LESSON = Lesson(
         ),
     },
     terms=("gradient", "underflow", "subnormal", "lost", "loss scale"),
+    code=CODE,
     sources=(Source.PAPER, Source.TORCH_EXAMPLES, Source.NVIDIA, Source.PADDLE),
 )

@@ -34,7 +34,7 @@ from tests.helpers.hostile_runs import hostile_diagnosis, hostile_training
 from tests.helpers.hostile_texts import HOSTILE
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1500)]
-PAGES = [entry.file.stem for entry in ENTRIES]
+PAGES = [entry.name for entry in ENTRIES]
 ASKED = -(-int(os.environ.get("AMPSCOPE_ATTACKS", "0")) // len(PAGES))  # per page; 0: the default
 NUMBERS = ("0", "-1", "1e999", "nan", "9" * 30, str(2**63 - 1), str(2**53), "0x10", "١", "1.5", " ")
 NAMES = ("run", "step", "module", "role", "again", "group", "demo", "bench", "compare", "mistake13",

@@ -45,7 +45,7 @@ def test_an_empty_store_offers_the_demo_and_creates_no_file(
     assert not store_path.exists()
 
 
-@pytest.mark.parametrize("page", [entry.file.stem for entry in ENTRIES])
+@pytest.mark.parametrize("page", [entry.name for entry in ENTRIES])
 def test_a_store_that_does_not_exist_yet_is_no_error(
     open_page: Open, store_path: Path, page: str
 ) -> None:

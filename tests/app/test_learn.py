@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.lessons.catalog import LESSONS, MISTAKES, lesson_spec
+from ampscope.lessons.catalog import LESSONS, lesson_spec
+from ampscope.lessons.mistakes import MISTAKES
 from ampscope.records import State
 from app.learn import lesson_runs
 from app.links import LESSON_ENTRIES
 from tests.helpers.lesson_runs import keep, stored
 
 Open = Callable[..., AppTest]
-PAGES = {entry.file.stem.split("_", 2)[2]: entry.file.stem for entry in LESSON_ENTRIES.values()}
+PAGES = {entry.name.split("_", 2)[2]: entry.name for entry in LESSON_ENTRIES.values()}
 MEASURED = [name for name in PAGES if LESSONS[name].is_measured]
 
 

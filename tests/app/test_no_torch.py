@@ -14,12 +14,13 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
 from app.links import ENTRIES, HOME
 
 for entry in ENTRIES:
     page = AppTest.from_file({main!r}, default_timeout=60)
     if entry is not HOME:
-        page.switch_page(str(entry.file))
+        page._page_hash = calc_hash(entry.name)
     page.query_params["run"] = {run!r}
     page.run()
     assert not page.exception and not page.error, (entry.title, page.exception, page.error)

@@ -41,7 +41,7 @@ def test_axe_finds_no_violation(
     store = tmp_path / "runs.db"
     first = stores.finished(store, RunSpec(workload="gpt", precision="fp16", steps=4))
     second = stores.finished(store, RunSpec(workload="gpt", precision="fp32", steps=4))
-    every = [entry.file.stem for entry in ENTRIES if entry.file.stem != "home"]
+    every = [entry.name for entry in ENTRIES if entry.name != "home"]
     pages = ["", *every] if which == "every" else ["", "gradients"]
     url, found = dashboard(store), []
     with page_of(chromium, scheme=scheme) as page:

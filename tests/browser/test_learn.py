@@ -15,7 +15,7 @@ from tests.helpers.lesson_runs import stored
 from tests.helpers.wcag import TEXT, contrast, over
 
 pytestmark = pytest.mark.browser
-PAGES = {entry.file.stem.split("_", 2)[2]: entry.file.stem for entry in LESSON_ENTRIES.values()}
+PAGES = {entry.name.split("_", 2)[2]: entry.name for entry in LESSON_ENTRIES.values()}
 CHOSEN = "[data-testid=stButtonGroup] [data-selected=true], [role=tab][aria-selected=true]"
 # Its text, its colour, and the backgrounds below it, topmost first.
 LOOK = """chosen => {

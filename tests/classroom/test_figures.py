@@ -13,7 +13,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.lessons.catalog import LESSONS
-from app.figures.lessons import MAX_FIGURES, Line, kept, lines
+from app.figures.cache import MAX_FIGURES, cached_figure
+from app.figures.lessons import Line, lines
 from app.links import LESSON_ENTRIES
 from tests.helpers.lesson_runs import stored
 
@@ -38,7 +39,7 @@ def test_a_kept_figure_is_what_a_fresh_one_is() -> None:
 def test_the_oldest_is_let_go_and_threads_agree() -> None:
     built: list[int] = []
 
-    @kept
+    @cached_figure
     def figure(row: object) -> go.Figure:
         built.append(1)
         return go.Figure(go.Bar(y=row))
@@ -73,7 +74,7 @@ def test_drawing_a_lesson_again_and_enlarged_changes_no_figure(
 ) -> None:
     info = next(one for one in MEASURED if one is lesson)
     stored(store_path, info.id)
-    page = LESSON_ENTRIES[info.number].file.stem
+    page = LESSON_ENTRIES[info.number].name
     app = open_page(page, **{f"guess{info.number}": "a"})
     first = specs(app)
     assert first

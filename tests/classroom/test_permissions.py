@@ -26,7 +26,7 @@ SECRET = "zebrafinch"  # a word that nothing else on a page holds and no escape 
 PRIVATE = replace(stores.SPEC, label=SECRET, group="f00d")
 PUBLIC = "kingfisher"
 SHARED = replace(stores.SPEC, label=PUBLIC)
-EVERY_PAGE = [entry.file.stem for entry in ENTRIES]
+EVERY_PAGE = [entry.name for entry in ENTRIES]
 SOME_PAGES = (
     "home",
     "runs",
@@ -406,4 +406,4 @@ def test_addresses_make_the_teacher_where_the_class_signs_in(
 
 
 def test_the_entry_page_is_not_among_them() -> None:
-    assert HOME.file.stem in EVERY_PAGE
+    assert HOME.name in EVERY_PAGE

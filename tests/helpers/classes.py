@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
 
 from app import options, permissions
 
@@ -38,7 +39,7 @@ class Class:
         """Run once, through the real frame."""
         app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
         if page != "home":
-            app.switch_page(str(ROOT / "pages" / f"{page}.py"))
+            app._page_hash = calc_hash(page)  # switch_page() knows pages with a file alone
         for name, value in query.items():
             app.query_params[name] = str(value)
         return app.run()

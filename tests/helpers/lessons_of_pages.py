@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 
-from app.learn.lesson_page import Lesson
-from app.links import LESSON_ENTRIES
+from ampscope.lessons.catalog import LESSONS
+from app.learn import mistakes
+from app.learn.lesson_page import Lesson, MeasuredLesson
 
 
 def all_lessons() -> list[Lesson]:
     """In their order."""
-    names = [entry.file.stem.split("_", 2)[2] for entry in LESSON_ENTRIES.values()]
-    return [importlib.import_module(f"app.learn.{name}").LESSON for name in names]
+    return [importlib.import_module(f"app.learn.{name}").LESSON for name in LESSONS]
+
+
+def examples() -> Mapping[str, Mapping[str, str]]:
+    """Lines for a reader's own training, by lesson or mistake, then by framework."""
+    measured = [one for one in all_lessons() if isinstance(one, MeasuredLesson)]
+    return {one.id: one.code for one in measured} | mistakes.CODE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from ampscope.errors import BadInput, StoreError
 from ampscope.launcher.launch import checked, follow, launch
-from ampscope.lessons.catalog import LESSONS, MISTAKES, lesson_spec
+from ampscope.lessons.catalog import LESSONS, lesson_spec
+from ampscope.lessons.mistakes import MISTAKES
 from ampscope.records import RunSpec, State
 from ampscope.store.codec import decode_result, encode_result, spec_from_json, to_json
 from ampscope.store.reader import Reader
@@ -19,6 +21,11 @@ from tests.helpers.lesson_runs import measured
 
 MEASURED = [info.id for info in LESSONS.values() if info.is_measured]
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_what_is_read_of_a_lesson_is_what_its_module_says(lesson: str) -> None:
+    assert LESSONS[lesson] == importlib.import_module(f"ampscope.lessons.{lesson}").INFO
 
 
 def test_a_spec_survives_the_store() -> None:
@@ -60,8 +67,7 @@ def test_settings_have_words_on_the_page() -> None:
 
 
 def test_code_of_every_framework_is_python() -> None:
-    from app.learn.lesson_page import examples
-    from tests.helpers.lessons_of_pages import all_lessons
+    from tests.helpers.lessons_of_pages import all_lessons, examples
 
     assert {*MEASURED, *(one.id for one in MISTAKES)} == set(examples())
     for code in examples().values():

@@ -132,12 +132,12 @@ def test_measured_energy_goes_before_an_assumption() -> None:
 
 def test_a_disturbed_measurement_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from ampscope.records import Timing
-    from app.learn import lesson_page
+    from app.learn import lesson_runs
 
     said: list[str] = []
-    monkeypatch.setattr(lesson_page.st, "warning", lambda text, **_: said.append(text))
+    monkeypatch.setattr(lesson_runs.st, "warning", lambda text, **_: said.append(text))
     for high in (0.012, 0.030):
         timing = Timing(0.010, 0.009, high, 20)
-        lesson_page.warn([StepTimes("fp32", 8, timing, None, None, None, None, 0.0)])
+        lesson_runs.warn([StepTimes("fp32", 8, timing, None, None, None, None, 0.0)])
     assert len(said) == 1
     assert "210" in said[0].replace("\\", "")

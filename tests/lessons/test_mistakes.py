@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.lessons.catalog import BY_ID, MISTAKES, STEPS, script_path
+from ampscope.lessons.mistakes import BY_ID, MISTAKES, STEPS, script_path
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter
 from ampscope.zoo.score import ANSWERS
@@ -55,8 +55,8 @@ def test_a_fixed_script_has_none(tmp_path: Path, mistake: str) -> None:
 
 
 def test_every_mistake_has_its_two_scripts_and_its_code() -> None:
-    from app.learn.lesson_page import examples
     from app.learn.mistakes import changes
+    from tests.helpers.lessons_of_pages import examples
 
     assert len(MISTAKES) == 8
     for mistake in MISTAKES:

@@ -1,5 +1,7 @@
 """Lessons: small measurements that each teach one thing about mixed precision.
 
-``catalog`` is data and imports no torch. Every other module measures one lesson in a child process:
-``measure(asked, device) -> results``. The page of the same name (``app/learn/``) draws them.
+A lesson is two modules of one name: here its ``INFO`` (:class:`catalog.LessonInfo`) and the
+measurement in a child process, ``measure(asked, device) -> results``; in ``app/learn/`` what is
+shown of that. ``mistakes`` brings scripts instead, which are diagnosed. ``catalog`` lists the
+lessons and imports no torch; ``teach`` runs one.
 """

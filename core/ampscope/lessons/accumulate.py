@@ -14,8 +14,17 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.records import Curve, Reading, Result
 
+INFO = LessonInfo(
+    id="accumulate",
+    number=10,
+    title="Accumulate in fp32",
+    icon="functions",
+    sentence="A running sum in half precision stops growing long before it is done.",
+    settings={"term": ("1", "0.1", "0.01")},
+)
 TERMS, EVERY = 8192, 64
 LENGTHS = tuple(2**k for k in range(4, 14))
 PRODUCTS = 64  # of each length: the mean error is shown

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.lessons.gradients import Gradients, output_gradients
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.policy.precision import forward_autocast, step_arithmetic
@@ -19,6 +20,16 @@ from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Workload, iterate, move
 
+INFO = LessonInfo(
+    id="bf16",
+    number=8,
+    title="bf16 or fp16",
+    icon="balance",
+    sentence="Sixteen bits buy range or precision: the same model in both, with and without a "
+    "scaler.",
+    settings={"loss": ("usual", "small")},
+    revision=2,
+)
 STEPS, TAIL = 100, 20  # the end of a training is the mean loss of its last steps
 SEEDS = 4  # one training's end can differ by a third for reasons that are not its precision
 WAYS = ("fp32", "bf16", "fp16-noscaler", "fp16")

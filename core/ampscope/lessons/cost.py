@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.measure.energy import energy_counter, energy_of
 from ampscope.measure.training_steps import (
     StepSeconds,
@@ -23,6 +24,15 @@ from ampscope.measure.training_steps import (
 )
 from ampscope.records import EnergyUse, Result, RunSpec
 
+INFO = LessonInfo(
+    id="cost",
+    number=14,
+    title="What it costs",
+    icon="payments",
+    sentence="Energy and money for a whole training, from the throughput measured here.",
+    settings={"model": ("gpt", "lenet", "mlp")},
+    is_speed=True,
+)
 PRECISIONS = "fp32,bf16"
 WARM_UP, LEAST, TIMED_S = 3, 5, 1.2
 ENERGY_S = 0.6  # in a row, for each precision

@@ -16,12 +16,24 @@ from torch import Tensor, nn
 
 from ampscope.capture.exponent_count import count_into
 from ampscope.capture.tensors import floating_tensors
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.numerics.histogram import RAW_LEN, Raw
 from ampscope.records import Histogram, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import iterate, move
 
+INFO = LessonInfo(
+    id="gradients",
+    number=2,
+    title="Where gradients live",
+    icon="bar_chart",
+    sentence="The gradients of a real model spread over dozens of powers of two, and most are "
+    "tiny.",
+    settings={"model": ("gpt", "lenet", "resnet")},
+)
 WARM_UP = 10
+Key = tuple[str, int]  # module, number of its call
+Gradients = dict[Key, Tensor]
 
 
 def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
@@ -61,20 +73,16 @@ def _keep_outputs(model: nn.Module, kept: list[Tensor]) -> list[torch.utils.hook
     return [leaf.register_forward_hook(keep) for leaf in leaves]
 
 
-# The gradients of all module outputs of one backward pass, in the dtype in which they flow.
-#
-#     with output_gradients(model) as found:
-#         loss(model, batch).backward()
-#     found["blocks.0.attention.q", 0]        # of its first call
-
-
-Key = tuple[str, int]  # module, number of its call
-Gradients = dict[Key, Tensor]
-
-
 @contextmanager
 def output_gradients(model: nn.Module) -> Iterator[Gradients]:
-    """Of modules without children: a container hands on what its last child put out."""
+    """The gradients of all module outputs of one backward pass, in the dtype in which they flow.
+
+        with output_gradients(model) as found:
+            loss(model, batch).backward()
+        found["blocks.0.attention.q", 0]        # of its first call
+
+    Of modules without children: a container hands on what its last child put out.
+    """
     found: Gradients = {}
     calls: dict[str, int] = {}
 

@@ -19,9 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.training_data import enlarge, read_digits
 
+INFO = LessonInfo(
+    id="half",
+    number=6,
+    title="Why model.half() fails",
+    icon="content_cut",
+    sentence="The LeNet of many tutorials, trained as they write it and as it should be.",
+    settings={"optimizer": ("adam", "sgd")},
+    revision=3,
+)
 STEPS, BATCH = 60, 32
 # The largest power of ten at which this network learns by SGD with momentum in fp32 without
 # overshooting: a comparison with a training that stands still would show nothing.

@@ -16,9 +16,18 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.records import NonFiniteCounts, Reading, Result
 from ampscope.workloads.training_data import read_digits
 
+INFO = LessonInfo(
+    id="inf_to_nan",
+    number=9,
+    title="How one Inf becomes NaN",
+    icon="link",
+    sentence="One overflow, followed op by op from the forward pass into the weights.",
+    settings={"scaler": ("without", "with"), "batch": ("one", "every")},
+)
 STEPS, BATCH, WIDTH, SPOILT = 4, 32, 32, 4
 FACTOR = 40_000.0  # fits into fp16, whose largest is 65,504; the sums of the first layer do not
 GAIN = 4.0  # on the first layer's weights: its sums reach 3 for a healthy sample

@@ -12,10 +12,19 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Workload, iterate, move
 
+INFO = LessonInfo(
+    id="master",
+    number=7,
+    title="Master weights",
+    icon="save",
+    sentence="A step that is small beside its weight is rounded away: w + Δ == w.",
+    revision=2,
+)
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

@@ -10,11 +10,21 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.measure.training_steps import batch_of, memory_split
 from ampscope.records import Result, RunSpec
 from ampscope.runner.probe import prepare
 from ampscope.runner.training import training_step
 
+INFO = LessonInfo(
+    id="memory",
+    number=11,
+    title="Memory",
+    icon="memory_alt",
+    sentence="Where the memory of a training step goes, and which part of it half precision "
+    "halves.",
+    settings={"model": ("gpt", "lenet"), "batch": ("8", "32", "64")},
+)
 PRECISIONS = ("fp32", "fp16", "fp16-pure")
 WARM_UP = 2
 

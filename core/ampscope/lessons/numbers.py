@@ -16,9 +16,18 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.numerics.formats import FORMATS, NumberFormat, decode, nearest, width
 from ampscope.records import Curve, Reading, Result
 
+INFO = LessonInfo(
+    id="numbers",
+    number=1,
+    title="Numbers",
+    icon="pin",
+    sentence="Every format is a sign, an exponent and a mantissa; flip their bits and see what is "
+    "left of a number.",
+)
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

@@ -15,11 +15,21 @@ import torch.nn.functional as F
 
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.records import Call, Reading, Result, RunSpec
 from ampscope.runner.probe import prepare
 from ampscope.runner.training import default_step
 from ampscope.workloads.protocol import iterate
 
+INFO = LessonInfo(
+    id="ops",
+    number=5,
+    title="Which op in which precision",
+    icon="rule",
+    sentence="Autocast decides op by op: matmuls in half, and what adds up or exponentiates in "
+    "fp32.",
+    settings={"model": ("gpt", "resnet")},
+)
 EXPONENT = 12.0  # e^12 is 162,755: an ordinary attention score
 WIDTH, ACTIVATION = 4096, 8.0  # a row whose squares a norm adds up: 4,096 × 64
 LOGITS = (20.0, 0.0)  # a sure answer; the other class has e^-20 = 2e-9

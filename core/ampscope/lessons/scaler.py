@@ -14,11 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.lessons.gradients import Gradients, output_gradients
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import iterate, move
 
+INFO = LessonInfo(
+    id="scaler",
+    number=4,
+    title="The dynamic scaler",
+    icon="trending_up",
+    sentence="The scaler finds its scale by trying: the first skipped steps are how it searches.",
+    settings={"loss": ("sum", "mean")},
+)
 STEPS, INTERVAL = 150, 20
 FIRST_SCALE = 2.0**16  # torch's
 LR = {"sum": 0.05 / 32, "mean": 0.05}  # a summed loss has gradients 32 times as large

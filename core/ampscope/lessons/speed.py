@@ -11,11 +11,21 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.measure.matmuls import matmul, matmul_rate, refusal
 from ampscope.measure.rates import first_time, interleaved
 from ampscope.measure.training_steps import batch_of, prepared, step_times, timed_step
 from ampscope.records import Reading, Result, RunSpec
 
+INFO = LessonInfo(
+    id="speed",
+    number=12,
+    title="Speed",
+    icon="bolt",
+    sentence="Half precision is faster where the hardware has instructions for it, and shapes that "
+    "fit.",
+    is_speed=True,
+)
 SIZES = {"cpu": (64, 128, 256, 512), "cuda": (512, 1024, 2048, 4096)}
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 BUDGET_S = 0.3  # a size

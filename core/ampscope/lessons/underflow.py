@@ -15,12 +15,22 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ampscope.lessons.catalog import LessonInfo
 from ampscope.lessons.gradients import Gradients, exponents_of, output_gradients
 from ampscope.numerics.formats import FP16
 from ampscope.records import Histogram, Reading, Result, UnderflowCounts
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Batch, Workload, iterate, move
 
+INFO = LessonInfo(
+    id="underflow",
+    number=3,
+    title="Underflow and loss scaling",
+    icon="vertical_align_bottom",
+    sentence="In fp16 small gradients become zero; multiplying the loss moves all of them up at "
+    "once.",
+    settings={"model": ("gpt", "lenet"), "loss": ("small", "usual")},
+)
 WARM_UP = 5
 EXPONENTS = tuple(range(0, 41, 2))  # of the loss scales that are run
 SMALL_LOSS = 2.0**-11  # what a mean over many, or a small weight, does to a loss
