@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 
 import pytest
 
@@ -32,9 +33,23 @@ from tests.helpers.evidence_of_runs import diverging
 FOUND = Verdict(Status.FOUND, "seen")
 
 
+def made_up(
+    name: str,
+    check: Callable[[Evidence], Verdict],
+    needs: tuple[str, ...],
+    order: int,
+    explains: tuple[str, ...] = (),
+) -> Rule:
+    """A rule that no catalog has."""
+    return Rule(
+        code="AMP999", id=name, title=name, definition="", check=check, needs=needs, order=order,
+        explains=explains,
+    )  # fmt: skip
+
+
 def rule(name: str, order: int, verdict: Verdict = FOUND, explains: tuple[str, ...] = ()) -> Rule:
     """A rule that always gives the same answer."""
-    return Rule(name, lambda evidence: verdict, ("as_is",), order, explains)
+    return made_up(name, lambda evidence: verdict, ("as_is",), order, explains)
 
 
 def failing(evidence: Evidence) -> Verdict:
@@ -50,7 +65,7 @@ def under(monkeypatch: pytest.MonkeyPatch, *rules: Rule, made: Evidence | None =
 def test_a_rule_that_raises_is_errored_and_the_others_still_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = Rule("broken", failing, ("as_is",), 1)
+    broken = made_up("broken", failing, ("as_is",), 1)
     diagnosis = under(monkeypatch, broken, rule("sound", 2), rule("calm", 3, passed("fine")))
     said = {r.id: v for r, v in diagnosis.answers}
     assert [said[n].status for n in ("broken", "sound", "calm")] == [
@@ -61,7 +76,7 @@ def test_a_rule_that_raises_is_errored_and_the_others_still_answer(
 
 
 def test_an_errored_rule_alone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    diagnosis = under(monkeypatch, Rule("broken", failing, ("as_is",), 1))
+    diagnosis = under(monkeypatch, made_up("broken", failing, ("as_is",), 1))
     assert (diagnosis.verdict, diagnosis.findings) == ("no_fault", ())
 
 
@@ -103,7 +118,7 @@ def test_what_a_cause_would_explain_stands_alone_without_it(
 def test_a_rule_that_needs_a_control_is_not_asked_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asks = Rule("asks", failing, ("as_is", "scale:1"), 10)
+    asks = made_up("asks", failing, ("as_is", "scale:1"), 10)
     diagnosis = under(monkeypatch, asks)
     verdict = diagnosis.answers[0][1]
     assert verdict.status is Status.INCONCLUSIVE
@@ -155,6 +170,6 @@ def test_a_rule_is_named_after_its_file_and_explains_causes_that_rank_later(name
     assert own.id == name
     assert own.needs[0] == "as_is"
     # A finding can be nested only under one that is ranked before it.
-    backward = [c for c in own.explains if order[c] < own.order]
-    assert set(own.explains) <= set(NAMES)
-    assert not backward
+    assert {*own.explains, *own.explained_by} <= set(NAMES)
+    assert not [c for c in own.explains if order[c] < own.order]
+    assert not [c for c in own.explained_by if order[c] > own.order]

@@ -37,14 +37,11 @@ from ampscope.analysis.symptoms import (
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.captured_step import cures_the_step, is_captured, of_captured_step
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
-from ampscope.diagnosis.result import OF_COMPILERS, SEARCHED
 from ampscope.observations import COMPILED_NOTE
 from ampscope.rules.verdict import Verdict
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
 GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
-# Their rules compare numbers with the fp32 control: what they find is a measured symptom itself.
-MEASURED = frozenset({"small_update_lost", "gradient_underflow", "half_accumulation_stagnation"})
 AS_GOOD = 0.1  # of the first loss: no more above fp32's, where fp32 does not learn either
 NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
 OF_STEPS = frozenset({"lr", "fp32_state"})  # what they change, an optimizer's step alone reads
@@ -60,20 +57,21 @@ def is_cured(
         return False
     if evidence.fp32 is not None and not _ends_alike(fixed, evidence):
         return False
-    if finding.cause == "not_amp_divergence":
+    rule = finding.rule
+    if rule.must_cure_fp32:
         if fixed_fp32 is None or not trains(fixed_fp32) or not trains(fixed):
             return False
         return follows(fixed, fixed_fp32)
-    if finding.cause in OF_COMPILERS:
+    if rule.is_of_compiler:
         return apart({**evidence.runs, fixed.control: fixed}, fixed.control) is None
-    if finding.cause == "shared_scaler_interference":
-        return _victims_learn(evidence.baseline, fixed)
+    if rule.leaves_symptoms:
+        return _is_removed(finding, evidence, fixed)
     left = symptoms(fixed, evidence.fp32) & evidence.symptoms
     if left - _of_its_search(fixed):
         return False
     if not _is_removed(finding, evidence, fixed):
         return False
-    if not evidence.symptoms and finding.cause not in MEASURED:
+    if not evidence.symptoms and not rule.is_measured:
         return None
     if is_captured(evidence.baseline):
         return cures_the_step(fixed, evidence.fp32)
@@ -92,7 +90,7 @@ def comes_too_late(finding: Finding, control: str, evidence: Evidence) -> bool:
     if not Control(control).names <= OF_STEPS:
         return False
     judged_by = [evidence.baseline]
-    if finding.cause == "not_amp_divergence" and evidence.fp32 is not None:
+    if finding.rule.must_cure_fp32 and evidence.fp32 is not None:
         judged_by.append(evidence.fp32)
     return any(_breaks_at_once(run) for run in judged_by)
 
@@ -133,8 +131,8 @@ def is_open(first: Finding, second: Finding, evidence: Evidence) -> bool:
     bf16 is, tells nothing."""
     if not evidence.symptoms or not _are_neighbours(first, second, evidence):
         return False
-    theirs = set(second.verdict.fix.controls) | ({"bf16"} if second.cause in SEARCHED else set())
-    own = set(first.verdict.fix.controls) - theirs
+    shared = {*second.verdict.fix.controls, *(["bf16"] if second.rule.searches_modules else [])}
+    own = set(first.verdict.fix.controls) - shared
     alone = [cured for name, cured in _trial_outcomes(first, evidence).items() if name in own]
     return bool(alone) and all(cured is not True for cured in alone)
 
@@ -163,7 +161,7 @@ def _trial_outcomes(finding: Finding, evidence: Evidence) -> dict[str, bool | No
     that did not fit into memory says nothing; one that comes too late need not be made."""
     runs = evidence.runs
     own = finding.verdict.fix.controls
-    searched = finding.cause in SEARCHED
+    searched = finding.rule.searches_modules
     return {name: False for name in own if comes_too_late(finding, name, evidence)} | {
         name: is_cured(finding, evidence, view, runs.get(Control(name).in_fp32))
         for name, view in runs.items()
@@ -236,8 +234,8 @@ def _only_searches(run: RunView) -> bool:
 
 def _is_removed(finding: Finding, evidence: Evidence, fixed: RunView) -> bool:
     """Whether the cause is found no more."""
-    if finding.cause == "clip_before_unscale":
-        return _clips_unscaled(evidence.baseline, fixed)
+    if finding.rule.is_removed is not None:
+        return finding.rule.is_removed(evidence.baseline, fixed)
     again = diagnose(Evidence({"as_is": fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
     return all(f.cause != finding.cause for f in again.findings)
 
@@ -258,38 +256,6 @@ def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
     if not guards or "time" in (fp32.outcome.ended, fixed.outcome.ended):
         return True
     return fixed.outcome.steps >= fp32.outcome.steps
-
-
-def _clips_unscaled(before: RunView, after: RunView) -> bool:
-    """The log sees the script's own clip in both runs; the norm that it met distinguishes them."""
-    # Of the first step that has one: the norm of a step that is skipped may be infinite.
-    norms = [
-        next((c.value for c in run.calls if c.name == "clip" and _is_finite(c.value)), None)
-        for run in (before, after)
-    ]
-    moved = [next((a.update_norm for a in r.steps if a.update_norm), 0.0) for r in (before, after)]
-    if norms[0] is not None and norms[1] is not None:
-        return norms[1] < norms[0] / 2
-    return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _victims_learn(before: RunView, after: RunView) -> bool:
-    """The optimizers that never overflowed have gradients again; the other one's fault remains."""
-    victims = {a.optimizer for a in before.steps} - {
-        a.optimizer for a in before.steps if a.grad_nonfinite
-    }
-    shares = [_last_zero_share(run, victims) for run in (before, after)]
-    return bool(victims) and shares[1] < 0.5 * shares[0]
-
-
-def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
-    own = [a for a in run.steps if a.optimizer in optimizers and a.grad_total][-5:]
-    total = sum(a.grad_total for a in own)
-    return sum(a.grad_zero for a in own) / total if total else 0.0
 
 
 # A script that compiles is not accused of what only its eager code does.
@@ -323,9 +289,6 @@ OTHER_RANDOM = (
 )
 UNKNOWN_LAYER = "The further runs do not tell which layer of the compiler does it."
 FAILS_TOO = "Ops were judged in eager mode; with torch.compile on the script fails too."
-# Causes that lie in what ops computed, although their verdicts may name no single op.
-_OF_NUMBERS = frozenset({"gradient_underflow", "loss_scale_too_high"})
-_BEFORE_MODELS = "bad_input_data"  # in fp32 too: no compiled model can undo it
 
 
 def wants_compiled(diagnosis: Diagnosis, evidence: Evidence) -> bool:
@@ -398,10 +361,7 @@ def _is_of_ops(diagnosis: Diagnosis) -> bool:
     """Whether all that speaks against the script is what its ops computed."""
     if not set(diagnosis.symptoms) - UNSEEN:
         return False
-    return all(
-        (f.verdict.op or f.cause in _OF_NUMBERS) and f.cause != _BEFORE_MODELS
-        for f in diagnosis.findings
-    )
+    return all(f.verdict.op if f.rule.in_ops is None else f.rule.in_ops for f in diagnosis.findings)
 
 
 def _what(diagnosis: Diagnosis) -> str:

@@ -26,7 +26,6 @@ from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, is_cured, judged
 from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.result import (
-    SEARCHED,
     USE_BF16,
     CompiledRun,
     DiagnosisResult,
@@ -40,7 +39,7 @@ from ampscope.diagnosis.result import (
 from ampscope.errors import BadInput
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RunInfo, State
-from ampscope.rules.catalog import all_rules
+from ampscope.rules.catalog import by_cause
 from ampscope.rules.verdict import Verdict
 from ampscope.store.codec import Damaged, parsed, storable_parts
 from ampscope.store.reader import Reader
@@ -102,7 +101,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
         bf16 = views.get("bf16")
         under_way = any(r.state.is_active for r in infos.values())
-        is_offered = finding.cause in SEARCHED and not evidence.emulates_bf16
+        is_offered = finding.rule.searches_modules and not evidence.emulates_bf16
         is_offered &= casts_left_out(evidence) is None
         if bf16 is not None and bf16.outcome.is_out_of_memory:
             bf16 = None
@@ -242,7 +241,7 @@ def _concluded(data: str, infos: dict[str, RunInfo]) -> DiagnosisResult | None:
     stopped = {pair for pair in ended - drawn_from if infos[pair[0]].state is State.CANCELLED}
     if ended - stopped != drawn_from:  # a run that a user stopped adds nothing
         return None
-    rules = {rule.id: rule for rule in all_rules()}
+    rules = by_cause()
     answers = tuple((rules[id_], v) for id_, v in found.diagnosis.answers if id_ in rules)
     diagnosis = _kept(Diagnosis, found.diagnosis) | {"answers": answers}
     result = _kept(DiagnosisResult, found) | {

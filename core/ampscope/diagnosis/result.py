@@ -21,15 +21,12 @@ from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
 from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
-from ampscope.rules.catalog import INITIAL_SCALE
+from ampscope.rules.framework_patches import INITIAL_SCALE
 from ampscope.rules.loss_scale_too_high import USUAL_INIT
 from ampscope.rules.verdict import Fix, replaced_words
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
-OF_COMPILERS = frozenset(
-    {"compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed"}
-)
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
 KEPT_APART = (
@@ -311,7 +308,7 @@ def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
 def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
     outcome = views["as_is"].outcome
-    blamed = any(finding.cause in OF_COMPILERS for finding in diagnosis.findings)
+    blamed = any(finding.rule.is_of_compiler for finding in diagnosis.findings)
     was_compiled = COMPILED in views and bool(blamed or diagnosis.notes or diagnosis.undecided)
     notes = [*diagnosis.notes, *outcome.notes]
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
@@ -345,9 +342,7 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
 # One fix that was run: what kind it was, whether it cured, and what it costs in time.
 
 
-# Causes for which the smallest set of modules in fp32 is looked for, and bf16 tried after that.
-SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
-            "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
+# Tried of a cause whose rule ``searches_modules``, after that search.
 USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
 
 

@@ -237,7 +237,7 @@ class DiagnosisPlan:
         cannot be measured: further runs could not be distinguished either. Where neither one module
         in fp32 nor the finding's own line is enough, the smallest set of modules is looked for
         before several lines are tried."""
-        may_search = finding.cause in result.SEARCHED
+        may_search = finding.rule.searches_modules
         for control in self.known(finding)[:MAX_FIX_RUNS]:
             with self._fix():
                 if self._run_trial(finding, control, finding.verdict.fix):
@@ -250,7 +250,7 @@ class DiagnosisPlan:
                 return
         if may_search and self._search(finding):
             return
-        if finding.cause in result.SEARCHED:
+        if finding.rule.searches_modules:
             self._try_bf16(finding)
 
     def count_fixes(self, findings: Sequence[Finding]) -> None:
@@ -259,7 +259,7 @@ class DiagnosisPlan:
         first, others = findings[0], findings[1:MAX_TRIED]
         known = self.known(first)[:MAX_FIX_RUNS]
         self.most_fixes = len(known)
-        if first.cause in result.SEARCHED:
+        if first.rule.searches_modules:
             self.most_fixes += 1 + ("bf16" not in known and not self.evidence.emulates_bf16)
             casts = casts_left_out(self.evidence)
             self.most_fixes += casts is not None and casts.controls[0] not in known

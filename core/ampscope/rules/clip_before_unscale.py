@@ -137,6 +137,24 @@ def _found_by_hand(
     )
 
 
+def is_removed(before: RunView, after: RunView) -> bool:
+    """Whether the clip meets smaller norms, or, where none was recorded, lets updates through: the
+    call itself is seen in both runs."""
+    # Of the first step that has one: the norm of a step that is skipped may be infinite.
+    norms = [
+        next((c.value for c in run.calls if c.name == "clip" and _is_finite(c.value)), None)
+        for run in (before, after)
+    ]
+    if norms[0] is not None and norms[1] is not None:
+        return norms[1] < norms[0] / 2
+    moved = [next((a.update_norm for a in r.steps if a.update_norm), 0.0) for r in (before, after)]
+    return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
 PATCH = """scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -146,9 +164,14 @@ scaler.update()
 
 
 RULE = Rule(
-    "clip_before_unscale",
-    check,
-    ("as_is",),
-    30,
+    code="AMP015",
+    id="clip_before_unscale",
+    title="Gradients were clipped before unscale_",
+    definition="The clipping threshold was compared with gradients that still carry the loss "
+    "scale.",
+    check=check,
+    needs=("as_is",),
+    order=30,
     explains=("gradient_underflow", "small_update_lost", "not_amp_divergence"),
+    is_removed=is_removed,
 )

@@ -140,4 +140,17 @@ RAISE_BY_HAND = Fix(
 ADD = Fix("add_scaler", "Scale the loss with a GradScaler.", PATCH, ("add_scaler", "bf16"))
 
 
-RULE = Rule("gradient_underflow", check, ("as_is", "fp32"), 70, ("small_update_lost",), False)
+RULE = Rule(
+    code="AMP012",
+    id="gradient_underflow",
+    title="Gradients underflowed to zero",
+    definition="Gradients fell below the smallest half-precision number: no scaler, or too small a "
+    "scale.",
+    check=check,
+    needs=("as_is", "fp32"),
+    needs_ops=False,
+    order=70,
+    explains=("small_update_lost",),
+    is_measured=True,
+    in_ops=True,
+)

@@ -95,10 +95,13 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "loss_magnitude_overflow",
-    check,
-    ("as_is", "fp32"),
-    59,
+    code="AMP014",
+    id="loss_magnitude_overflow",
+    title="The loss itself is too large",
+    definition="Loss or gradients are so large that a scale below 1 would be needed.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=59,
     explains=("loss_scale_too_high",),
 )

@@ -242,4 +242,14 @@ def static_scale_overflow(evidence: Evidence) -> Verdict:
     )
 
 
-RULE = Rule("loss_scale_too_high", check, ("as_is", "fp32"), 60, needs_ops=False)
+RULE = Rule(
+    code="AMP013",
+    id="loss_scale_too_high",
+    title="The loss scale is too high",
+    definition="Scaled gradients overflow: initial value, static scale, floor, or growth too fast.",
+    check=check,
+    needs=("as_is", "fp32"),
+    needs_ops=False,
+    order=60,
+    in_ops=True,
+)

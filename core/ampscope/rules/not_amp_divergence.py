@@ -330,11 +330,15 @@ PATCH = 'for group in optimizer.param_groups:\n    group["lr"] *= {times}\n'
 
 
 RULE = Rule(
-    "not_amp_divergence",
-    check,
-    ("as_is", "fp32"),
-    40,
+    code="AMP029",
+    id="not_amp_divergence",
+    title="Divergence that has nothing to do with AMP",
+    definition="The fp32 control diverges too: learning rate too high, or an exploding recurrence.",
+    check=check,
+    last_resort=no_precision_trains,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=40,
     explains=(
         "loss_scale_too_high",
         "loss_magnitude_overflow",
@@ -345,5 +349,6 @@ RULE = Rule(
         "attention_logit_overflow",
         "singular_gradient",
     ),
-    last_resort=no_precision_trains,
+    must_cure_fp32=True,
+    in_one_step=False,
 )

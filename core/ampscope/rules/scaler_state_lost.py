@@ -201,9 +201,13 @@ scaler.load_state_dict(checkpoint["scaler"])
 
 
 RULE = Rule(
-    "scaler_state_lost",
-    check,
-    ("as_is",),
-    33,
+    code="AMP021",
+    id="scaler_state_lost",
+    title="The scaler's state was not restored",
+    definition="Training resumed with a fresh scaler, and the scale jumped back to its initial "
+    "value.",
+    check=check,
+    needs=("as_is",),
+    order=33,
     explains=("loss_scale_too_high", "loss_magnitude_overflow"),
 )

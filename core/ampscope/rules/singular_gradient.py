@@ -82,12 +82,13 @@ PATCH = "distance = torch.sqrt(squared + 1e-6)\n"
 
 
 RULE = Rule(
-    "singular_gradient",
-    check,
-    ("as_is", "fp32"),
-    45,
-    explains=(
-        "loss_scale_too_high",
-        "loss_magnitude_overflow",
-    ),
+    code="AMP009",
+    id="singular_gradient",
+    title="A derivative is infinite",
+    definition="The forward pass is finite and a derivative near zero is not (square root, norm, "
+    "rsqrt, atan2).",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=45,
+    explains=("loss_scale_too_high", "loss_magnitude_overflow"),
 )
