@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import ampscope
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis import findings as module
@@ -173,3 +176,52 @@ def test_a_rule_is_named_after_its_file_and_explains_causes_that_rank_later(name
     assert {*own.explains, *own.explained_by} <= set(NAMES)
     assert not [c for c in own.explains if order[c] < own.order]
     assert not [c for c in own.explained_by if order[c] > own.order]
+
+
+ENGINE = Path(ampscope.__file__).parent
+# The same words for something else: a fact that ops record, and the id of a lesson.
+NO_CAUSES = {
+    ("capture/script/op_taint.py", "fully_masked_row"),
+    ("lessons/catalog.py", "clip_before_unscale"),
+}
+
+
+def causes_named(path: str, text: str) -> Iterator[tuple[str, str]]:
+    """(file, cause) where a module names a cause or its code, but a rule its own and those that it
+    explains, or that explain it."""
+    words = {r.id: r.id for r in all_rules()} | {r.code: r.id for r in all_rules()}
+    room, _, own = path.removesuffix(".py").rpartition("/")
+    allowed: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(text)):
+        relates = isinstance(node, ast.keyword) and node.arg in ("explains", "explained_by")
+        if room == "rules" and own in NAMES and relates:
+            allowed |= set(ast.walk(node))
+        if isinstance(node, ast.Constant) and node not in allowed and node.value in words:
+            cause = words[node.value]
+            if (room, own) not in (("rules", cause), ("rules", "catalog")):
+                yield path, cause
+
+
+def test_no_module_but_its_rule_names_a_cause() -> None:
+    files = {file.relative_to(ENGINE): file.read_text() for file in ENGINE.rglob("*.py")}
+    engine = {p: t for p, t in files.items() if p.parts[0] != "ext" and "scripts" not in p.parts}
+    named = {pair for path, text in engine.items() for pair in causes_named(path.as_posix(), text)}
+    assert named == NO_CAUSES
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("diagnosis/cure.py", 'MEASURED = {"gradient_underflow", "small_update_lost"}'),
+        ("diagnosis/result.py", 'if finding.cause == "gradient_underflow": pass'),
+        ("report/words.py", '{"AMP012": ""}'),
+        ("rules/small_update_lost.py", 'NEAR = ("gradient_underflow",)'),
+    ],
+)
+def test_a_cause_that_is_named_elsewhere_is_seen(path: str, text: str) -> None:
+    assert (path, "gradient_underflow") in set(causes_named(path, text))
+
+
+def test_a_rule_names_itself_and_its_consequences() -> None:
+    text = 'RULE = Rule(code="AMP012", id="gradient_underflow", explains=("small_update_lost",))'
+    assert not set(causes_named("rules/gradient_underflow.py", text))
