@@ -23,7 +23,8 @@ from ampscope.analysis.evidence import Evidence, Lead
 from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
-from ampscope.diagnosis.cure import by_trials, is_cured, judged
+from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
+from ampscope.diagnosis.cure import by_trials, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.result import (
     USE_BF16,
@@ -87,7 +88,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
     evidence = Evidence(views, policy, emulates_bf16=bool(gpu_that_emulates_bf16(first)))
-    diagnosis = by_trials(judged(evidence), evidence)
+    diagnosis = by_trials(diagnosis_with_compiled_run(evidence), evidence)
     trials = []
     if diagnosis.findings:
         finding = diagnosis.findings[0]
