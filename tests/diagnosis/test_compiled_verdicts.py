@@ -23,6 +23,7 @@ from ampscope.analysis.compiled_runs import (
     parting,
     suspect_ops,
     suspects,
+    unjudged,
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView

@@ -164,7 +164,14 @@ def _trial_outcomes(finding: Finding, evidence: Evidence) -> dict[str, bool | No
 
 def follows(run: RunView, reference: RunView | None) -> bool | None:
     """Whether the losses of ``run`` after its search for a scale come down as the reference's do in
-    as many steps. None when there are too few to compare, or when the reference does not train."""
+    as many steps. None when there are too few to compare, or when the reference does not train.
+
+    Of ten losses from 2.0 down to 1.1 the first three have the mean 1.9 and the last two 1.15: the
+    reference made a progress of 0.75. A run follows it when its own last two have come down by half
+    of that (:data:`BEHIND_SHARE`), to 1.525 or less, or lie within the scatter of the reference's.
+    One that skipped its first four steps is compared by its losses from the fifth on, with as many
+    of the reference's first ones.
+    """
     if reference is None:
         return None
     if len({a.optimizer for a in reference.steps}) != 1:

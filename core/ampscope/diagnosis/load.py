@@ -143,12 +143,11 @@ def _view(reader: Reader, info: RunInfo) -> RunView:
     return RunView(info.spec.control, info.id, reader.observations(info.id))
 
 
-# What is stored of a conclusion: all of the result but the script's output and the runs, which the
-# store holds anyway. A rule is named; one that there no longer is has no answer.
-
-
 @dataclass(frozen=True, slots=True)
 class _Conclusion:
+    """What is stored of a result: all but the script's output and the runs, which the store holds
+    anyway. A rule is named; one that there no longer is has no answer."""
+
     runs: tuple[tuple[str, str], ...]  # control, run id: the runs that it was drawn from
     diagnosis: _Diagnosis
     script: str

@@ -33,6 +33,8 @@ KEPT_APART = (
     "The script moves a file between folders that ampscope's private view of the files puts on two "
     "file systems: that is refused there (EXDEV), and says nothing of the training."
 )
+# Tried of a cause whose rule ``searches_modules``, after that search.
+USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
 SO_FAR = "Verdict so far: "  # begins the note on a diagnosis that was ended early
 
 
@@ -44,6 +46,28 @@ class CompiledRun:
     control: str
     through: str
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
+    measured (:mod:`.cure`). ``price`` is its processor time per optimizer step over the baseline's,
+    None on CUDA; ``memory`` its peak memory over the baseline's (on a CPU, of the whole process).
+    Both are None where CUDA was rehearsed."""
+
+    control: str
+    kind: str
+    cured: bool | None
+    price: float | None
+    memory: float | None = None
+    steps: int = 0  # optimizer steps of the run with the fix
+    compared: int | None = None  # of these, after a search for the loss scale; None of older ones
+
+    @property
+    def is_too_short(self) -> bool:
+        """The pattern is removed, and too few steps were made to see an effect."""
+        short = self.compared is not None and self.compared < MIN_COMPARED
+        return self.cured is None and short
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,35 +361,6 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
             "It is judged on what the runs have in common; a fixed seed makes the verdict sharper."
         )
     return tuple(notes)
-
-
-# One fix that was run: what kind it was, whether it cured, and what it costs in time.
-
-
-# Tried of a cause whose rule ``searches_modules``, after that search.
-USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
-    measured (:mod:`.cure`). ``price`` is its processor time per optimizer step over the baseline's,
-    None on CUDA; ``memory`` its peak memory over the baseline's (on a CPU, of the whole process).
-    Both are None where CUDA was rehearsed."""
-
-    control: str
-    kind: str
-    cured: bool | None
-    price: float | None
-    memory: float | None = None
-    steps: int = 0  # optimizer steps of the run with the fix
-    compared: int | None = None  # of these, after a search for the loss scale; None of older ones
-
-    @property
-    def is_too_short(self) -> bool:
-        """The pattern is removed, and too few steps were made to see an effect."""
-        short = self.compared is not None and self.compared < MIN_COMPARED
-        return self.cured is None and short
 
 
 def trial_of(

@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Verdict:
     wrong = [c for c in wrong if _cuts(run, c)]
     wrong = [c for c in wrong if clips_scaled(run, evidence.fp32, c.line) is not False]
     if not wrong or _follow_scale(run, wrong):
-        return clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
+        return _clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
     clips = [c for c in run.calls if c.name == "clip"]
     scale = next((a.scale for a in run.steps if a.step >= first.step), 0.0)
@@ -93,11 +93,9 @@ def _follow_scale(run: RunView, clips: list[Call]) -> bool:
     return len(pairs) > 1 and follows_scale(*zip(*pairs, strict=True))
 
 
-# Gradients that a script clips with code of its own, while they still carry the loss scale.
-
-
-def clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
-    """None when no limit shows in what the script did to its gradients."""
+def _clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
+    """Found where a script clips gradients with code of its own while they still carry the loss
+    scale; None when no limit shows in what it did to them."""
     run = evidence.baseline
     if clips := hand_clips(run.gradient_changes):
         clip = clips[0]
