@@ -26,7 +26,7 @@ from ampscope.analysis.skips import (
     scale_facts,
     static_scale,
 )
-from ampscope.rules.roots import is_overflow
+from ampscope.rules.backward_roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
     Measurement,

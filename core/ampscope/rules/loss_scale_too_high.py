@@ -40,7 +40,7 @@ from ampscope.analysis.skips import (
 from ampscope.analysis.symptoms import replaces_gradients
 from ampscope.control import Control
 from ampscope.numerics.formats import FP16
-from ampscope.rules.roots import is_overflow
+from ampscope.rules.backward_roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
     Measurement,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import Control
-from ampscope.rules.roots import backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.backward_roots import backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
 

@@ -22,7 +22,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.skips import static_scale
 from ampscope.control import SCALE_1, Control
 from ampscope.observations import BadOp
-from ampscope.rules.roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.backward_roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
 
 
