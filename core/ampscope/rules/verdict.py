@@ -19,6 +19,8 @@ from ampscope.control import Control
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import INACCURATE_ERROR, BadOp
 
+FP16_MAX = FORMATS["fp16"].max
+
 
 class Status(StrEnum):
     """Answer of one rule."""
@@ -153,10 +155,60 @@ def inconclusive(reason: str) -> Verdict:
     return Verdict(Status.INCONCLUSIVE, reason)
 
 
-# Sentences and measurements that several rules build from the same bad op.
+def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
+    """Found: the words of the exception that the script itself raised are the evidence."""
+    run = evidence.baseline
+    outcome = run.outcome
+    text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
+    step, again = outcome.steps, ""
+    if outcome.errors_caught:
+        step = outcome.error_step
+        again = f" The script caught it and went on, {outcome.errors_caught:,} times in all."
+    return Verdict(
+        Status.FOUND,
+        reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}{again}",
+        module=outcome.error_module or None,
+        phase="forward" if outcome.error_module else None,
+        step=step,
+        line=outcome.error_line,
+        evidence=(
+            Measurement(outcome.error_type, text, run="as_is", step=step),
+            Measurement(
+                "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
+            ),
+        ),
+        fix=fix,
+    )
 
 
-FP16_MAX = FORMATS["fp16"].max
+def op_verdict(
+    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = "as_is"
+) -> Verdict:
+    """A found verdict about one op, which was seen in ``run``."""
+    op = root.op
+    library = f" The op itself stands at {op.library}." if op.library else ""
+    values = magnitudes(op, run)
+    if root.arrives is Arrives.NOWHERE and op.lost is not None:
+        reason += (
+            f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"
+            f" off by {op.lost:.0%} of fp32's."
+        )
+        if not op.grad_enabled:
+            reason += " No gradients are kept there: an evaluation or a target takes that number."
+        error = Measurement("relative error behind the infinity", op.lost, INACCURATE_ERROR)
+        values = (*values, error)
+    return Verdict(
+        Status.LATENT if root.is_latent else Status.FOUND,
+        reason + library,
+        module=op.module or None,
+        op=op.op,
+        phase=op.phase,
+        step=op.step,
+        line=op.line,
+        code=op.code,
+        evidence=(*values, *extra),
+        fix=fix,
+    )
 
 
 def place(op: BadOp) -> str:
@@ -204,36 +256,6 @@ def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
     return tuple(found)
 
 
-def op_verdict(
-    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = "as_is"
-) -> Verdict:
-    """A found verdict about one op, which was seen in ``run``."""
-    op = root.op
-    library = f" The op itself stands at {op.library}." if op.library else ""
-    values = magnitudes(op, run)
-    if root.arrives is Arrives.NOWHERE and op.lost is not None:
-        reason += (
-            f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"
-            f" off by {op.lost:.0%} of fp32's."
-        )
-        if not op.grad_enabled:
-            reason += " No gradients are kept there: an evaluation or a target takes that number."
-        error = Measurement("relative error behind the infinity", op.lost, INACCURATE_ERROR)
-        values = (*values, error)
-    return Verdict(
-        Status.LATENT if root.is_latent else Status.FOUND,
-        reason + library,
-        module=op.module or None,
-        op=op.op,
-        phase=op.phase,
-        step=op.step,
-        line=op.line,
-        code=op.code,
-        evidence=(*values, *extra),
-        fix=fix,
-    )
-
-
 def island(op: BadOp, kind: str, text: str, patch: str = "") -> Fix:
     """A fix that computes the op's module, or else its line, in fp32."""
     controls: list[str] = []
@@ -276,32 +298,3 @@ def island_patch(*modules: str) -> str:
             "    ...  # this expression, with its inputs as x.float()\n"
         )
     return ISLAND.replace("NAMES", repr(list(modules)))
-
-
-# A verdict from the exception that the script itself raised.
-
-
-def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
-    """Found: the exception's own words are the evidence."""
-    run = evidence.baseline
-    outcome = run.outcome
-    text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
-    step, again = outcome.steps, ""
-    if outcome.errors_caught:
-        step = outcome.error_step
-        again = f" The script caught it and went on, {outcome.errors_caught:,} times in all."
-    return Verdict(
-        Status.FOUND,
-        reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}{again}",
-        module=outcome.error_module or None,
-        phase="forward" if outcome.error_module else None,
-        step=step,
-        line=outcome.error_line,
-        evidence=(
-            Measurement(outcome.error_type, text, run="as_is", step=step),
-            Measurement(
-                "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
-            ),
-        ),
-        fix=fix,
-    )
