@@ -46,7 +46,7 @@ LISTS = ("half", "fp32", "widest", "as it comes")  # autocast's, in the words of
 class _Kind:
     """What a name means: ``words`` fit behind "run", {} stands for the value. ``takes`` is the
     value in the command line's help, "" of a name without one. ``fix`` is the kind of fix
-    (:data:`ampscope.causes.FIX_KINDS`) that a run under it tries, "" where the rule says it."""
+    (``rules.verdict.FIX_KINDS``) that a run under it tries, "" where the rule says it."""
 
     words: str
     takes: str = ""

@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from ampscope import extensions
-from ampscope.causes import CAUSES, LIST_VERSION, find_cause
+from ampscope.causes import CAUSES, find_cause
 from ampscope.cli.zoo import explain
 from ampscope.errors import BadInput
-from ampscope.rules.catalog import NAMES
+from ampscope.rules.catalog import LIST_VERSION, NAMES
 
 # What each version of the list promised: JSON, documents and users' notes name these.
 VERSION_1 = """

@@ -14,7 +14,7 @@ import ampscope
 from ampscope.analysis.run_view import RunView
 from ampscope.cli.main import main
 from ampscope.diagnosis.captured_step import cures_the_step
-from ampscope.diagnosis.cure import judged
+from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
 from ampscope.observations import CAPTURED_FORWARD, CAPTURED_STEP, OpUse, Scan
 from ampscope.rules.verdict import Status
 from tests.helpers.diagnosis_contract import checked
@@ -46,11 +46,16 @@ def model_file(tmp_path: Path) -> Path:
 
 
 def test_an_op_of_the_step_stands_as_the_cause() -> None:
-    found = judged(evidence(run(BROKEN, ACTIVATION, SIGN), fp32_run(steps((1.5,)))))
+    found = diagnosis_with_compiled_run(
+        evidence(run(BROKEN, ACTIVATION, SIGN), fp32_run(steps((1.5,))))
+    )
     assert found.verdict == "fault"
     assert all(f.verdict.op and f.verdict.status is Status.FOUND for f in found.findings)
     assert any("step 40,007 of the training" in note for note in found.notes)
-    assert not any("captured" in n for n in judged(evidence(run(BROKEN, ACTIVATION))).notes)
+    assert not any(
+        "captured" in n
+        for n in diagnosis_with_compiled_run(evidence(run(BROKEN, ACTIVATION))).notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_what_needs_a_history_is_undetermined(
     reference: RunView,
     says: str,
 ) -> None:
-    found = judged(evidence(baseline, reference))
+    found = diagnosis_with_compiled_run(evidence(baseline, reference))
     assert (found.verdict, found.findings, found.latent) == ("inconclusive", (), ())
     assert says in found.undecided
 
@@ -91,7 +96,7 @@ def test_a_fixed_step_must_give_what_fp32_gives(
     assert cures_the_step(fixed, fp32_run(steps((1.5,), grad_norm=2.0))) is cured
 
 
-def test_without_a_finite_control_no_fix_is_judged() -> None:
+def test_without_a_finite_control_no_fix_is_diagnosis_with_compiled_run() -> None:
     assert cures_the_step(run(steps((1.5,)), SIGN), fp32_run(steps((NAN,)))) is None
 
 

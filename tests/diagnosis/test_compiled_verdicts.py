@@ -28,10 +28,10 @@ from ampscope.analysis.compiled_runs import (
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
-from ampscope.diagnosis.cure import judged, wants_compiled
+from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
+from ampscope.launcher.plan import DiagnosisPlan, UncompiledSearch, run_diagnosis
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, Scan, Tap
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
@@ -62,15 +62,15 @@ def with_compiled(compiled: RunView, policy: str = "native") -> Evidence:
 
 def test_a_script_that_compiles_runs_compiled_before_it_is_accused() -> None:
     made = Evidence({"as_is": EAGER, "fp32": HEALTHY_FP32}, "native")
-    assert causes(judged(made)) == ["activation_overflow"]
-    assert wants_compiled(judged(made), made)
+    assert causes(diagnosis_with_compiled_run(made)) == ["activation_overflow"]
+    assert wants_compiled(diagnosis_with_compiled_run(made), made)
     eager = run(steps((NAN,) * STEPS), ACTIVATION)
     made = Evidence({"as_is": eager, "fp32": HEALTHY_FP32}, "native")
-    assert not wants_compiled(judged(made), made)
+    assert not wants_compiled(diagnosis_with_compiled_run(made), made)
 
 
 def test_what_trains_compiled_is_no_fault_and_a_note() -> None:
-    found = judged(with_compiled(run(steps(), FRAMES)))
+    found = diagnosis_with_compiled_run(with_compiled(run(steps(), FRAMES)))
     assert (found.verdict, found.findings, found.symptoms) == ("no_fault", (), ())
     assert found.notes[0].startswith("The script would fail in eager mode: aten.addmm")
 
@@ -85,7 +85,7 @@ def test_what_trains_compiled_is_no_fault_and_a_note() -> None:
     ],
 )
 def test_what_fails_compiled_too_is_accused(compiled: RunView) -> None:
-    found = judged(with_compiled(compiled))
+    found = diagnosis_with_compiled_run(with_compiled(compiled))
     assert causes(found) == ["activation_overflow"]
     assert found.notes
 
@@ -112,16 +112,16 @@ def clean(**compiled: RunView) -> Evidence:
 
 
 def test_what_trains_in_eager_mode_runs_compiled_before_it_is_acquitted() -> None:
-    assert wants_compiled(judged(clean()), clean())
+    assert wants_compiled(diagnosis_with_compiled_run(clean()), clean())
     rehearsed = Evidence(clean().runs, "rehearsal")
-    assert not wants_compiled(judged(rehearsed), rehearsed)
+    assert not wants_compiled(diagnosis_with_compiled_run(rehearsed), rehearsed)
 
 
 @pytest.mark.parametrize("losses", [FALLING, SLIGHTLY])
 def test_compiled_code_as_near_as_rounding_is_acquitted_with_a_note(losses: list[float]) -> None:
     made = clean(**{"": run(steps(losses), FRAMES)})
     assert next_arm(made.runs) is None
-    found = judged(made)
+    found = diagnosis_with_compiled_run(made)
     assert (found.verdict, found.findings) == ("no_fault", ())
     assert "as near to eager code's" in found.notes[0]
 
@@ -160,13 +160,13 @@ def with_draws(compiled_draws: list[float]) -> Evidence:
 def test_other_random_numbers_are_no_fault() -> None:
     made = with_draws([51.0, 49.0, 50.5, 48.5, 52.5, 50.0])
     assert next_arm(made.runs) is None
-    found = judged(made)
+    found = diagnosis_with_compiled_run(made)
     assert found.verdict == "no_fault"
     assert "random numbers" in found.notes[0]
 
 
 def test_random_numbers_that_repeat_are_the_compilers_fault() -> None:
-    found = judged(with_draws(HELD)).findings[0]
+    found = diagnosis_with_compiled_run(with_draws(HELD)).findings[0]
     assert (found.cause, found.verdict.module) == ("compiler_kernel", "drop")
     assert "the same at every step" in found.verdict.reason
 
@@ -187,7 +187,7 @@ def test_the_first_tensor_that_differs_is_what_is_left_out_first() -> None:
         taps=run(steps(OFF), FRAMES, *taps),
         **{"uncompiled:net.act": GOOD},
     )
-    found = judged(cured).findings[0]
+    found = diagnosis_with_compiled_run(cured).findings[0]
     assert (found.cause, found.verdict.module, found.verdict.op) == (
         "compiler_kernel", "net.act", "aten.mul",
     )  # fmt: skip
@@ -208,7 +208,7 @@ def test_what_taps_bring_back_vanishes_when_it_is_observed() -> None:
     arms = {"": WRONG, "backend:aot_eager": GOOD, "backend:aot_eager;taps": eager}
     made = clean(**arms, eager_casts=WRONG, taps=GOOD)
     assert layer(made.runs) is Layer.OBSERVED
-    assert causes(judged(made)) == ["vanishes_when_observed"]
+    assert causes(diagnosis_with_compiled_run(made)) == ["vanishes_when_observed"]
 
 
 def test_arms_run_in_turn_until_the_layer_is_known() -> None:
@@ -224,10 +224,10 @@ def test_arms_run_in_turn_until_the_layer_is_known() -> None:
         "compiled;eager_casts", "compiled;taps", DECOMPOSED,
     ]  # fmt: skip
     assert layer(runs) is Layer.KERNEL
-    assert causes(judged(Evidence(runs, "native"))) == ["compiler_kernel"]
+    assert causes(diagnosis_with_compiled_run(Evidence(runs, "native"))) == ["compiler_kernel"]
     decomposed = {**runs, DECOMPOSED: WRONG}
     assert layer(decomposed) is Layer.DECOMPOSITION
-    found = judged(Evidence(decomposed, "native")).findings[0]
+    found = diagnosis_with_compiled_run(Evidence(decomposed, "native")).findings[0]
     assert found.cause == "compiler_kernel"
     assert "aot_eager_decomp_partition" in found.verdict.reason
 
@@ -246,11 +246,11 @@ def test_an_op_that_torchs_own_kernel_cures_is_kept_out_of_fusion() -> None:
     assert suspect_ops(clean(**arms).runs) == ["aten.gelu", "aten.tanh", "aten.mul"]
     assert suspect_ops(clean(**{**arms, "taps": arms["backend:aot_eager;taps"]}).runs) == []
     cured = clean(**arms, **{"unfused:aten.gelu": GOOD, "unfused:aten.tanh": WRONG})
-    finding = judged(cured).findings[0]
+    finding = diagnosis_with_compiled_run(cured).findings[0]
     assert (finding.cause, finding.verdict.op) == ("compiler_kernel", "aten.gelu")
     assert finding.verdict.fix.controls == ("compiled;unfused:aten.gelu",)
     compile(finding.verdict.fix.patch, "patch", "exec")
-    in_vain = judged(clean(**arms, **{"unfused:aten.gelu": WRONG})).findings[0]
+    in_vain = diagnosis_with_compiled_run(clean(**arms, **{"unfused:aten.gelu": WRONG})).findings[0]
     assert in_vain.verdict.op is None
     assert in_vain.verdict.fix.kind == "change_backend"
 
@@ -262,7 +262,7 @@ def test_a_clip_to_the_same_limit_does_not_hide_what_rounding_does_to_a_norm() -
     compiled = run(steps(unclipped_norm=None, grad_norm=1.2389), FRAMES)
     made = Evidence({"as_is": eager, "fp32": fp32, "compiled": compiled}, "native")
     assert next_arm(made.runs) is None
-    assert judged(made).verdict == "no_fault"
+    assert diagnosis_with_compiled_run(made).verdict == "no_fault"
     far = run(steps(unclipped_norm=None, grad_norm=1.4), FRAMES)
     assert apart({**made.runs, "compiled": far}, "compiled") is not None
 
@@ -298,14 +298,14 @@ def test_a_distance_that_rounding_may_explain_is_held_against_runs_that_round_as
     drawing = clean(**arms, eager_casts=NEARLY, taps=drawn(OFF, CHANGING))
     assert next_arm(clean(**arms).runs) == "compiled;taps"
     for made in (first, second, third, drawing):
-        found = judged(made)
+        found = diagnosis_with_compiled_run(made)
         assert (found.verdict, found.findings, found.undecided) == ("no_fault", (), "")
 
 
 def test_a_small_distance_is_a_fault_where_nothing_rounds_otherwise() -> None:
     made = clean(**{"": NEARLY, "backend:aot_eager": NEARLY, "backend:eager": NEARLY})
     assert next_arm(made.runs) is None
-    assert causes(judged(made)) == ["graph_semantics"]
+    assert causes(diagnosis_with_compiled_run(made)) == ["graph_semantics"]
     made = clean(
         **{"": NEARLY, "backend:aot_eager": GOOD},
         **{"backend:aot_eager;taps": run(steps(), FRAMES, tap(0, "activation", "up"))},
@@ -313,15 +313,17 @@ def test_a_small_distance_is_a_fault_where_nothing_rounds_otherwise() -> None:
         taps=NEARLY,
     )
     assert next_arm(made.runs) == DECOMPOSED
-    assert causes(judged(made)) == ["compiler_kernel"]
+    assert causes(diagnosis_with_compiled_run(made)) == ["compiler_kernel"]
     vanished = {**made.runs, "compiled;taps": GOOD}
-    assert judged(Evidence(vanished, "native")).verdict == "no_fault"
+    assert diagnosis_with_compiled_run(Evidence(vanished, "native")).verdict == "no_fault"
 
 
 def test_a_layer_that_the_runs_do_not_tell_is_undetermined() -> None:
     raised = run([], ended="exception", error_type="BackendCompilerFailed", error_text="no")
     off = run(steps(OFF), FRAMES)
-    found = judged(clean(**{"": off, "eager_random": off, "backend:aot_eager": raised}))
+    found = diagnosis_with_compiled_run(
+        clean(**{"": off, "eager_random": off, "backend:aot_eager": raised})
+    )
     assert found.verdict == "inconclusive"
     assert not found.findings
     assert "do not tell which layer" in found.undecided
@@ -338,7 +340,7 @@ def test_the_module_is_the_one_that_was_left_uncompiled_alone() -> None:
     off, good = run(steps(OFF), FRAMES), run(steps(), FRAMES)
     arms = {"": off, "eager_random": off, "eager_casts": off, "backend:aot_eager": good}
     tried = {"uncompiled:body,head": good, "uncompiled:body": off, "uncompiled:head": good}
-    found = judged(clean(**arms, **tried)).findings[0]
+    found = diagnosis_with_compiled_run(clean(**arms, **tried)).findings[0]
     assert (found.cause, found.verdict.module) == ("compiler_kernel", "head")
     assert found.verdict.fix.controls == ("compiled;uncompiled:head",)
 
@@ -366,9 +368,9 @@ def test_a_part_without_parameters_is_looked_for_inside_the_module_that_cures() 
             return self.control(control)
 
     plan = Plan()
-    plan.search_uncompiled()
+    UncompiledSearch(plan).run()
     assert plan.asked[-1] == "compiled;backend:aot_eager;uncompiled:b.act"
-    finding = judged(Evidence(views, "native")).findings[0]
+    finding = diagnosis_with_compiled_run(Evidence(views, "native")).findings[0]
     assert (finding.cause, finding.verdict.module) == ("graph_semantics", "b.act")
 
 
@@ -398,7 +400,7 @@ def test_a_run_that_raised_is_no_set_that_cures() -> None:
     ],
 )
 def test_what_could_not_be_compiled_is_undecided(compiled: RunView, words: str) -> None:
-    found = judged(with_compiled(compiled))
+    found = diagnosis_with_compiled_run(with_compiled(compiled))
     assert (found.verdict, found.findings) == ("inconclusive", ())
     assert "aten.addmm" in found.undecided
     assert "not judged" in found.undecided
@@ -406,16 +408,18 @@ def test_what_could_not_be_compiled_is_undecided(compiled: RunView, words: str) 
 
 
 def test_a_gpus_compiled_code_cannot_be_rehearsed() -> None:
-    found = judged(with_compiled(run(steps(), FRAMES), "rehearsal"))
+    found = diagnosis_with_compiled_run(with_compiled(run(steps(), FRAMES), "rehearsal"))
     assert (found.verdict, found.findings) == ("inconclusive", ())
-    found = judged(with_compiled(run(steps((NAN,) * STEPS), FRAMES), "rehearsal"))
+    found = diagnosis_with_compiled_run(
+        with_compiled(run(steps((NAN,) * STEPS), FRAMES), "rehearsal")
+    )
     assert causes(found) == ["activation_overflow"]
 
 
 def test_an_order_of_calls_is_the_same_compiled() -> None:
     usual = clip_before_unscale()
     made = Evidence({**usual.runs, "compiled": run(steps(), FRAMES)}, "native")
-    assert causes(judged(made)) == ["clip_before_unscale"]
+    assert causes(diagnosis_with_compiled_run(made)) == ["clip_before_unscale"]
 
 
 def test_data_that_are_bad_before_any_model_are_so_compiled() -> None:
@@ -426,8 +430,10 @@ def test_data_that_are_bad_before_any_model_are_so_compiled() -> None:
     eager = run(steps((NAN,) * STEPS), divided, notes=(COMPILED_NOTE,))
     runs = {"as_is": eager, "fp32": run(steps((NAN,) * STEPS), divided)}
     made = Evidence({**runs, "compiled": run(steps((NAN,) * STEPS))}, "rehearsal")
-    assert not wants_compiled(judged(Evidence(runs, "rehearsal")), Evidence(runs, "rehearsal"))
-    assert causes(judged(made)) == ["bad_input_data"]
+    assert not wants_compiled(
+        diagnosis_with_compiled_run(Evidence(runs, "rehearsal")), Evidence(runs, "rehearsal")
+    )
+    assert causes(diagnosis_with_compiled_run(made)) == ["bad_input_data"]
 
 
 OVERFLOWS = """

@@ -213,3 +213,11 @@ def test_what_a_fix_costs_is_processor_time_and_not_time_on_the_clock() -> None:
     assert price(timed(3.0, 0.0), before) is None  # on CUDA, and of older records
     assert price(timed(3.0, 0.06), timed(9.0, 0.0)) is None
     assert price(timed(3.0, 0.06, "compiled"), before) is None
+
+
+@pytest.mark.parametrize(("end", "expected"), [(1.52, True), (1.6, False)])
+def test_a_run_follows_by_half_of_the_progress(end: float, expected: bool) -> None:
+    """The example of its docstring."""
+    falling = [2.0 - 0.1 * step for step in range(10)]
+    own = [*falling[:5], 1.6, 1.6, 1.6, end, end]
+    assert follows(run(steps(own)), fp32_run(steps(falling))) is expected

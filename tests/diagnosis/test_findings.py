@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import ampscope
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis import findings as module
@@ -32,9 +36,23 @@ from tests.helpers.evidence_of_runs import diverging
 FOUND = Verdict(Status.FOUND, "seen")
 
 
+def made_up(
+    name: str,
+    check: Callable[[Evidence], Verdict],
+    needs: tuple[str, ...],
+    order: int,
+    explains: tuple[str, ...] = (),
+) -> Rule:
+    """A rule that no catalog has."""
+    return Rule(
+        code="AMP999", id=name, title=name, definition="", check=check, needs=needs, order=order,
+        explains=explains,
+    )  # fmt: skip
+
+
 def rule(name: str, order: int, verdict: Verdict = FOUND, explains: tuple[str, ...] = ()) -> Rule:
     """A rule that always gives the same answer."""
-    return Rule(name, lambda evidence: verdict, ("as_is",), order, explains)
+    return made_up(name, lambda evidence: verdict, ("as_is",), order, explains)
 
 
 def failing(evidence: Evidence) -> Verdict:
@@ -50,7 +68,7 @@ def under(monkeypatch: pytest.MonkeyPatch, *rules: Rule, made: Evidence | None =
 def test_a_rule_that_raises_is_errored_and_the_others_still_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = Rule("broken", failing, ("as_is",), 1)
+    broken = made_up("broken", failing, ("as_is",), 1)
     diagnosis = under(monkeypatch, broken, rule("sound", 2), rule("calm", 3, passed("fine")))
     said = {r.id: v for r, v in diagnosis.answers}
     assert [said[n].status for n in ("broken", "sound", "calm")] == [
@@ -61,7 +79,7 @@ def test_a_rule_that_raises_is_errored_and_the_others_still_answer(
 
 
 def test_an_errored_rule_alone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    diagnosis = under(monkeypatch, Rule("broken", failing, ("as_is",), 1))
+    diagnosis = under(monkeypatch, made_up("broken", failing, ("as_is",), 1))
     assert (diagnosis.verdict, diagnosis.findings) == ("no_fault", ())
 
 
@@ -103,7 +121,7 @@ def test_what_a_cause_would_explain_stands_alone_without_it(
 def test_a_rule_that_needs_a_control_is_not_asked_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asks = Rule("asks", failing, ("as_is", "scale:1"), 10)
+    asks = made_up("asks", failing, ("as_is", "scale:1"), 10)
     diagnosis = under(monkeypatch, asks)
     verdict = diagnosis.answers[0][1]
     assert verdict.status is Status.INCONCLUSIVE
@@ -155,6 +173,55 @@ def test_a_rule_is_named_after_its_file_and_explains_causes_that_rank_later(name
     assert own.id == name
     assert own.needs[0] == "as_is"
     # A finding can be nested only under one that is ranked before it.
-    backward = [c for c in own.explains if order[c] < own.order]
-    assert set(own.explains) <= set(NAMES)
-    assert not backward
+    assert {*own.explains, *own.explained_by} <= set(NAMES)
+    assert not [c for c in own.explains if order[c] < own.order]
+    assert not [c for c in own.explained_by if order[c] > own.order]
+
+
+ENGINE = Path(ampscope.__file__).parent
+# The same words for something else: a fact that ops record, and the id of a lesson.
+NO_CAUSES = {
+    ("capture/script/op_taint.py", "fully_masked_row"),
+    ("lessons/catalog.py", "clip_before_unscale"),
+}
+
+
+def causes_named(path: str, text: str) -> Iterator[tuple[str, str]]:
+    """(file, cause) where a module names a cause or its code, but a rule its own and those that it
+    explains, or that explain it."""
+    words = {r.id: r.id for r in all_rules()} | {r.code: r.id for r in all_rules()}
+    room, _, own = path.removesuffix(".py").rpartition("/")
+    allowed: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(text)):
+        relates = isinstance(node, ast.keyword) and node.arg in ("explains", "explained_by")
+        if room == "rules" and own in NAMES and relates:
+            allowed |= set(ast.walk(node))
+        if isinstance(node, ast.Constant) and node not in allowed and node.value in words:
+            cause = words[node.value]
+            if (room, own) not in (("rules", cause), ("rules", "catalog")):
+                yield path, cause
+
+
+def test_no_module_but_its_rule_names_a_cause() -> None:
+    files = {file.relative_to(ENGINE): file.read_text() for file in ENGINE.rglob("*.py")}
+    engine = {p: t for p, t in files.items() if p.parts[0] != "ext" and "scripts" not in p.parts}
+    named = {pair for path, text in engine.items() for pair in causes_named(path.as_posix(), text)}
+    assert named == NO_CAUSES
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("diagnosis/cure.py", 'MEASURED = {"gradient_underflow", "small_update_lost"}'),
+        ("diagnosis/result.py", 'if finding.cause == "gradient_underflow": pass'),
+        ("report/words.py", '{"AMP012": ""}'),
+        ("rules/small_update_lost.py", 'NEAR = ("gradient_underflow",)'),
+    ],
+)
+def test_a_cause_that_is_named_elsewhere_is_seen(path: str, text: str) -> None:
+    assert (path, "gradient_underflow") in set(causes_named(path, text))
+
+
+def test_a_rule_names_itself_and_its_consequences() -> None:
+    text = 'RULE = Rule(code="AMP012", id="gradient_underflow", explains=("small_update_lost",))'
+    assert not set(causes_named("rules/gradient_underflow.py", text))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ampscope.causes import CAUSES, FIX_KINDS
+from ampscope.causes import CAUSES
+from ampscope.rules.verdict import FIX_KINDS
 
 NUMBER = (int, float)
 EXIT_STATUS = {"no_fault": 0, "fault": 1, "inconclusive": 2}

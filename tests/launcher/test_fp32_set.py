@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.launcher.plan import smallest_set
+from ampscope.launcher.smallest_set import smallest_set
 
 UNBOUNDED = 10_000
 Cures = Callable[[tuple[str, ...]], bool]

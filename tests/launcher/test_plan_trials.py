@@ -16,7 +16,8 @@ from ampscope import extensions
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
-from ampscope.diagnosis.cure import by_trials, judged
+from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
+from ampscope.diagnosis.cure import by_trials
 from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.diagnosis.result import DiagnosisResult, report_of
 from ampscope.hardware.describe import HardwareReport
@@ -122,14 +123,16 @@ def _bad(*modules: str) -> list[BadOp]:
 def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[DiagnosisPlan, Runs]:
     runs = Runs(bad, bf16, needed)
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     return plan, runs
 
 
 def _reported(plan: DiagnosisPlan) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
-    return report_of(judged(plan.evidence), plan.views, infos, tuple(plan.trials), 1.0)
+    return report_of(
+        diagnosis_with_compiled_run(plan.evidence), plan.views, infos, tuple(plan.trials), 1.0
+    )
 
 
 def _advised(plan: DiagnosisPlan) -> tuple[str, str, bool | None]:
@@ -169,7 +172,7 @@ def test_a_run_that_says_nothing_of_a_fix_is_told_too(
     now = iter(range(0, 10_000, 7))
     monkeypatch.setattr("ampscope.launcher.plan.time.monotonic", lambda: float(next(now)))
     runs = Runs(_bad("a"), False, ("b", "d"))
-    plan = _first_two(runs)
+    plan = _with_baselines(runs)
     runs.ended = ended
     plan.control_until(20.0, "fp32_modules:b")
     assert "fp32_modules:b" not in plan.views
@@ -200,7 +203,7 @@ def test_later_runs_hear_where_half_precision_begins(first: int, shares: bool) -
     heard: list[tuple[str, str | None]] = []
     runs = Heard(_bad("a"), False, ("a",))
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     plan.control("bf16")
     told = str(first) if first else None
     assert heard == [("as_is", None), ("fp32", told if shares else None), ("bf16", told)]
@@ -291,9 +294,9 @@ class OneAtATime(Runs):
         return ScriptRun(cast(RunInfo, info), (self.end,), "")
 
 
-def _first_two(runs: Runs) -> DiagnosisPlan:
+def _with_baselines(runs: Runs) -> DiagnosisPlan:
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     return plan
 
 
@@ -303,19 +306,19 @@ def test_a_run_that_failed_beside_another_is_made_again_alone(end: str, both: bo
     """Baseline and fp32 control on one GPU, which has memory for one, or takes one process: the
     script runs alone, so nothing may be said of memory, or of a device that is not there."""
     runs = OneAtATime(end, shares=False, both=both)
-    plan = _first_two(runs)
+    plan = _with_baselines(runs)
     assert runs.most_open == 2
     assert plan.problem() == ""
     assert runs.made == ["as_is", "fp32", *(["as_is"] if both else []), "fp32"]
-    expected = diagnose(_first_two(Runs(_bad("a"), False, ("a",))).evidence)
+    expected = diagnose(_with_baselines(Runs(_bad("a"), False, ("a",))).evidence)
     assert diagnose(plan.evidence).findings == expected.findings
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_on_a_gpu_one_run_is_made_after_the_other(end: str) -> None:
     runs = OneAtATime(end, shares=True)
-    plan = _first_two(runs)
-    plan.ahead(["bf16", "scale:1"])
+    plan = _with_baselines(runs)
+    plan.prefetch(["bf16", "scale:1"])
     plan.control("bf16")
     assert runs.most_open == 1
     assert runs.made == ["as_is", "fp32", "bf16"]
@@ -373,7 +376,7 @@ def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
 
     for shares, made in ((True, ["as_is", "fp32"]), (False, ["as_is", "fp32"] * 2)):
         runs = Small("memory of a GPU", shares=shares)
-        assert "ran out of memory" in _first_two(runs).problem()
+        assert "ran out of memory" in _with_baselines(runs).problem()
         assert runs.made == made
 
 
@@ -392,7 +395,7 @@ class Ranks(OneAtATime):
 
 def test_on_a_gpu_the_control_knows_the_rank_to_judge() -> None:
     runs = Ranks("memory of a GPU", shares=True)
-    plan = _first_two(runs)
+    plan = _with_baselines(runs)
     assert dict(runs.spec.settings) == {JUDGED_RANK: "3"}
     assert runs.made == ["as_is", "fp32"]
     assert plan.views["fp32"].outcome.rank == 3
@@ -527,7 +530,7 @@ def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
 
     runs = Ordered(_bad("a"), False, ())
     runs.spec = replace(runs.spec, workload=str(script), args=args)
-    _first_two(runs)
+    _with_baselines(runs)
     assert (order.index("wait as_is") < order.index("start fp32")) is named
 
 
@@ -551,7 +554,7 @@ def test_both_of_two_runs_that_an_overlay_disturbed_are_made_again() -> None:
     said: list[str] = []
     runs = Moved(_bad("a"), False, ())
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), said.append)
-    plan.first_two(None)
+    plan.run_baselines(None)
     assert runs.made == ["as_is", "fp32", "as_is", "fp32"]
     assert [words for words in said if words.startswith("change nothing")] == [
         "change nothing now: as_is",
@@ -567,7 +570,7 @@ def test_a_small_set_is_still_preferred() -> None:
 def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None:
     runs = Runs(_bad("a"), False, ("b",))
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     diagnosis = diagnose(plan.evidence)
     root = diagnosis.findings[0]
     in_vain = replace(root.verdict.fix, controls=("scale:8",))
@@ -576,7 +579,7 @@ def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None
     second = Finding(root.cause, replace(root.verdict, fix=works))
     both = replace(diagnosis, findings=(first, second))
     plan.try_fixes(first)
-    assert plan.settled(both).findings == (second, first)
+    assert plan.ranked_by_trials(both).findings == (second, first)
     assert [(t.control, t.cured) for t in plan.trials] == [
         ("scale:8", False),
         ("fp32_modules:b", True),
@@ -593,7 +596,7 @@ def test_a_fix_that_does_not_fit_into_memory_is_not_one_that_was_tried_in_vain()
             return replace(made, observations=(OUT_OF_MEMORY,)) if control == "scale:8" else made
 
     runs = Full(_bad("a"), False, ("b",))
-    plan = _first_two(runs)
+    plan = _with_baselines(runs)
     diagnosis = diagnose(plan.evidence)
     root = diagnosis.findings[0]
     fixes = [replace(root.verdict.fix, controls=(c,)) for c in ("scale:8", "fp32_modules:b")]
@@ -601,7 +604,7 @@ def test_a_fix_that_does_not_fit_into_memory_is_not_one_that_was_tried_in_vain()
     second = Finding(root.cause, replace(root.verdict, fix=fixes[1]))
     plan.try_fixes(first)
     both = replace(diagnosis, findings=(first, second))
-    assert plan.settled(both).findings == (first, second)
+    assert plan.ranked_by_trials(both).findings == (first, second)
     assert "scale:8" in runs.made
     assert plan.trials == []
     plan.control("fp32_modules:b")  # as a reader finds the runs
@@ -640,7 +643,7 @@ def test_lines_that_overflow_each_by_itself_are_tried_together() -> None:
 
     runs = Lines(bad, bf16_cures=False, needed=MODULES)
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     assert [c for c in runs.made if c.startswith("fp32_lines")] == [
         f"fp32_lines:{','.join(lines[:n])}" for n in (1, 2, 3)
@@ -651,7 +654,7 @@ def test_lines_that_overflow_each_by_itself_are_tried_together() -> None:
 def _neighbours(runs: Runs, second_line: str) -> tuple[DiagnosisPlan, tuple[Finding, Finding]]:
     """Both would be cured by bf16, the first by nothing else, the second by its own module too."""
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     root = diagnose(plan.evidence).findings[0]
     fixes = [
         replace(root.verdict.fix, controls=controls)
@@ -678,7 +681,7 @@ def test_of_two_neighbours_the_one_whose_own_fix_cures_stands_first(
     plan, (first, second) = _neighbours(runs, where)
     diagnosis = replace(diagnose(plan.evidence), findings=(first, second))
     expected = (second, first) if is_second else (first, second)
-    assert plan.settled(diagnosis).findings == expected
+    assert plan.ranked_by_trials(diagnosis).findings == expected
     assert ("fp32_modules:b" in runs.made) is (where == "train.py:1")
 
 
@@ -686,7 +689,7 @@ def test_a_neighbour_is_not_tried_where_runs_take_long(monkeypatch: pytest.Monke
     monkeypatch.setattr("ampscope.launcher.plan.MAX_NEIGHBOUR_S", -1.0)
     runs = Runs(_bad("a"), True, ("b",))
     plan, both = _neighbours(runs, "train.py:1")
-    assert plan.settled(replace(diagnose(plan.evidence), findings=both)).findings == both
+    assert plan.ranked_by_trials(replace(diagnose(plan.evidence), findings=both)).findings == both
     assert "fp32_modules:b" not in runs.made
 
 
@@ -696,7 +699,7 @@ def test_a_run_of_a_search_has_the_time_that_is_left(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ampscope.launcher.plan.time.monotonic", lambda: float(next(now)))
     runs = Runs(_bad("a"), False, ("b", "d"))
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     assert plan.control_until(20.0, "fp32_modules:b,d") is not None
     assert runs.limits[-1] == 20.0  # the clock stood at 0
     runs.ended = "time"
@@ -765,7 +768,7 @@ def test_the_findings_own_line_is_tried_before_a_search_over_modules() -> None:
 
     runs = LineCures(_bad("a"), False, ("b", "d"))
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
-    plan.first_two(None)
+    plan.run_baselines(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     assert [(t.control, t.cured) for t in plan.trials] == [
         ("fp32_modules:a", False),
@@ -778,7 +781,7 @@ def test_fixes_are_counted_and_each_change_of_the_verdict_is_handed_on() -> None
     """At most: the rule's own, the search for a set of modules, and bf16."""
     runs, said, seen = Runs(_bad("a"), False, ("b", "d")), [], []
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), said.append)
-    plan.first_two(None)
+    plan.run_baselines(None)
     findings = diagnose(plan.evidence).findings
     plan.count_fixes(findings)
     plan.on_change = lambda: seen.append((plan.ended_fixes, len(plan.trials)))
@@ -807,7 +810,7 @@ def test_a_fix_whose_run_a_user_stopped_was_not_tried(
             return replace(run, info=cast(RunInfo, info))
 
     plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, Stopped(_bad("a"), True, needed))), str)
-    plan.first_two(None)
+    plan.run_baselines(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     assert control in plan.views
     assert control not in [trial.control for trial in plan.trials]

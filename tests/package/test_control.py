@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.causes import FIX_KINDS
 from ampscope.control import INTERVENTIONS, KINDS, LISTS, Control
 from ampscope.errors import BadInput
 from ampscope.records import RunSpec
+from ampscope.rules.verdict import FIX_KINDS
 from ampscope.runner import controls
 from ampscope.store.codec import spec_from_json, to_json
 

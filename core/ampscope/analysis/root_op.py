@@ -193,15 +193,15 @@ _PASSED_ON = frozenset(
 class ForwardClass(StrEnum):
     """What went wrong in one op of the forward pass."""
 
-    ACTIVATION = "activation_overflow"
-    ATTENTION = "attention_logit_overflow"
-    MASK = "mask_constant_overflow"
-    MASKED_ROW = "fully_masked_row"
-    ELEMENTWISE = "elementwise_overflow"
-    REDUCTION = "reduction_overflow"
-    LOG_ZERO = "log_zero_saturation"
-    EPS = "norm_eps_underflow"
-    EMPTY = "empty_loss_reduction"
+    ACTIVATION = "activation"
+    ATTENTION = "attention"
+    MASK = "mask constant"
+    MASKED_ROW = "masked row"
+    ELEMENTWISE = "elementwise"
+    REDUCTION = "reduction"
+    LOG_ZERO = "logarithm of zero"
+    EPS = "division by zero"
+    EMPTY = "mean of nothing"
     OTHER = ""
 
 

@@ -27,7 +27,6 @@ LIMITS = (
     "function), it cannot tell."
 )
 AGREES = 0.1  # the fixed step's loss and its gradients' norm, relative to the fp32 control's
-_OF_A_TRAINING = frozenset({"bad_initial_state", "not_amp_divergence"})  # they name an op at times
 _OUTSIDE = {
     "loss": "the loss function, which is not part of it, made the loss that was not finite.",
     "output gradient": "the gradient that the loss function gave to its output was not finite.",
@@ -84,8 +83,8 @@ def _results(run: RunView) -> tuple[float, ...]:
 
 
 def _is_of_the_step(finding: Finding) -> bool:
-    names_op = bool(finding.verdict.op) and finding.cause not in _OF_A_TRAINING
-    return names_op or finding.cause == "bad_input_data"
+    in_one_step = finding.rule.in_one_step
+    return bool(finding.verdict.op) if in_one_step is None else in_one_step
 
 
 def _undecided(evidence: Evidence) -> str:

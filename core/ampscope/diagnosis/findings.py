@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.hand_casts import hand_casts
 from ampscope.control import Control
-from ampscope.rules.catalog import all_rules, in_words_of
+from ampscope.rules.catalog import all_rules, by_cause
+from ampscope.rules.framework_patches import in_words_of
 from ampscope.rules.verdict import (
     Fix,
     Rule,
@@ -30,6 +31,11 @@ class Finding:
     cause: str
     verdict: Verdict
     consequences: tuple[Finding, ...] = ()
+
+    @property
+    def rule(self) -> Rule:
+        """What is known of the cause."""
+        return by_cause()[self.cause]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +144,13 @@ def _nested(found: list[tuple[Rule, Verdict]]) -> tuple[Finding, ...]:
     """Findings that an earlier one explains become its consequences."""
     roots: list[tuple[Rule, Verdict, list[Finding]]] = []
     for rule, verdict in found:
-        owner = next((root for root in roots if rule.id in root[0].explains), None)
+        owner = next((root for root in roots if _explains(root[0], rule)), None)
         if owner is None:
             roots.append((rule, verdict, []))
         else:
             owner[2].append(Finding(rule.id, verdict))
     return tuple(Finding(rule.id, verdict, tuple(nested)) for rule, verdict, nested in roots)
+
+
+def _explains(root: Rule, rule: Rule) -> bool:
+    return rule.id in root.explains or root.id in rule.explained_by

@@ -23,10 +23,10 @@ from ampscope.analysis.evidence import Evidence, Lead
 from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
-from ampscope.diagnosis.cure import by_trials, is_cured, judged
+from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
+from ampscope.diagnosis.cure import by_trials, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.result import (
-    SEARCHED,
     USE_BF16,
     CompiledRun,
     DiagnosisResult,
@@ -40,7 +40,7 @@ from ampscope.diagnosis.result import (
 from ampscope.errors import BadInput
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RunInfo, State
-from ampscope.rules.catalog import all_rules
+from ampscope.rules.catalog import by_cause
 from ampscope.rules.verdict import Verdict
 from ampscope.store.codec import Damaged, parsed, storable_parts
 from ampscope.store.reader import Reader
@@ -88,7 +88,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
     evidence = Evidence(views, policy, emulates_bf16=bool(gpu_that_emulates_bf16(first)))
-    diagnosis = by_trials(judged(evidence), evidence)
+    diagnosis = by_trials(diagnosis_with_compiled_run(evidence), evidence)
     trials = []
     if diagnosis.findings:
         finding = diagnosis.findings[0]
@@ -102,7 +102,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
         bf16 = views.get("bf16")
         under_way = any(r.state.is_active for r in infos.values())
-        is_offered = finding.cause in SEARCHED and not evidence.emulates_bf16
+        is_offered = finding.rule.searches_modules and not evidence.emulates_bf16
         is_offered &= casts_left_out(evidence) is None
         if bf16 is not None and bf16.outcome.is_out_of_memory:
             bf16 = None
@@ -143,12 +143,11 @@ def _view(reader: Reader, info: RunInfo) -> RunView:
     return RunView(info.spec.control, info.id, reader.observations(info.id))
 
 
-# What is stored of a conclusion: all of the result but the script's output and the runs, which the
-# store holds anyway. A rule is named; one that there no longer is has no answer.
-
-
 @dataclass(frozen=True, slots=True)
 class _Conclusion:
+    """What is stored of a result: all but the script's output and the runs, which the store holds
+    anyway. A rule is named; one that there no longer is has no answer."""
+
     runs: tuple[tuple[str, str], ...]  # control, run id: the runs that it was drawn from
     diagnosis: _Diagnosis
     script: str
@@ -242,7 +241,7 @@ def _concluded(data: str, infos: dict[str, RunInfo]) -> DiagnosisResult | None:
     stopped = {pair for pair in ended - drawn_from if infos[pair[0]].state is State.CANCELLED}
     if ended - stopped != drawn_from:  # a run that a user stopped adds nothing
         return None
-    rules = {rule.id: rule for rule in all_rules()}
+    rules = by_cause()
     answers = tuple((rules[id_], v) for id_, v in found.diagnosis.answers if id_ in rules)
     diagnosis = _kept(Diagnosis, found.diagnosis) | {"answers": answers}
     result = _kept(DiagnosisResult, found) | {

@@ -21,21 +21,20 @@ from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
 from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
-from ampscope.rules.catalog import INITIAL_SCALE
+from ampscope.rules.framework_patches import INITIAL_SCALE
 from ampscope.rules.loss_scale_too_high import USUAL_INIT
 from ampscope.rules.verdict import Fix, replaced_words
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
-OF_COMPILERS = frozenset(
-    {"compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed"}
-)
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
 KEPT_APART = (
     "The script moves a file between folders that ampscope's private view of the files puts on two "
     "file systems: that is refused there (EXDEV), and says nothing of the training."
 )
+# Tried of a cause whose rule ``searches_modules``, after that search.
+USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
 SO_FAR = "Verdict so far: "  # begins the note on a diagnosis that was ended early
 
 
@@ -47,6 +46,28 @@ class CompiledRun:
     control: str
     through: str
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
+    measured (:mod:`.cure`). ``price`` is its processor time per optimizer step over the baseline's,
+    None on CUDA; ``memory`` its peak memory over the baseline's (on a CPU, of the whole process).
+    Both are None where CUDA was rehearsed."""
+
+    control: str
+    kind: str
+    cured: bool | None
+    price: float | None
+    memory: float | None = None
+    steps: int = 0  # optimizer steps of the run with the fix
+    compared: int | None = None  # of these, after a search for the loss scale; None of older ones
+
+    @property
+    def is_too_short(self) -> bool:
+        """The pattern is removed, and too few steps were made to see an effect."""
+        short = self.compared is not None and self.compared < MIN_COMPARED
+        return self.cured is None and short
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +332,7 @@ def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
 def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
     outcome = views["as_is"].outcome
-    blamed = any(finding.cause in OF_COMPILERS for finding in diagnosis.findings)
+    blamed = any(finding.rule.is_of_compiler for finding in diagnosis.findings)
     was_compiled = COMPILED in views and bool(blamed or diagnosis.notes or diagnosis.undecided)
     notes = [*diagnosis.notes, *outcome.notes]
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
@@ -340,37 +361,6 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
             "It is judged on what the runs have in common; a fixed seed makes the verdict sharper."
         )
     return tuple(notes)
-
-
-# One fix that was run: what kind it was, whether it cured, and what it costs in time.
-
-
-# Causes for which the smallest set of modules in fp32 is looked for, and bf16 tried after that.
-SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
-            "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
-USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
-    measured (:mod:`.cure`). ``price`` is its processor time per optimizer step over the baseline's,
-    None on CUDA; ``memory`` its peak memory over the baseline's (on a CPU, of the whole process).
-    Both are None where CUDA was rehearsed."""
-
-    control: str
-    kind: str
-    cured: bool | None
-    price: float | None
-    memory: float | None = None
-    steps: int = 0  # optimizer steps of the run with the fix
-    compared: int | None = None  # of these, after a search for the loss scale; None of older ones
-
-    @property
-    def is_too_short(self) -> bool:
-        """The pattern is removed, and too few steps were made to see an effect."""
-        short = self.compared is not None and self.compared < MIN_COMPARED
-        return self.cured is None and short
 
 
 def trial_of(

@@ -22,6 +22,11 @@ from ampscope.store.writer import RunWriter
 from ampscope.workloads.catalog import BUILTIN, SIZES, unknown_workload
 
 POLL_S = 0.1
+MAX_STEPS = 1_000_000
+MAX_SEEDS = 20
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_FILE = re.compile(r"(?P<path>.+\.py)(:[^:]*)?")
+_MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
 
 
 def launch(spec: RunSpec, store: Path, *, bound: bool = False) -> str:
@@ -54,18 +59,9 @@ def follow(store: Path, run_id: str, poll_s: float = POLL_S) -> Iterator[RunInfo
             time.sleep(poll_s)
 
 
-# Refuse a spec that cannot work, before a process is started for it: one sentence each.
-
-
-MAX_STEPS = 1_000_000
-MAX_SEEDS = 20
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
-_FILE = re.compile(r"(?P<path>.+\.py)(:[^:]*)?")
-_MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
-
-
 def checked(spec: RunSpec) -> RunSpec:
-    """The spec itself. Raises BadInput with what is wrong and what would be right."""
+    """The spec itself, before a process is started for it. Raises BadInput with what is wrong and
+    what would be right."""
     _check_numbers(spec)
     _check_precisions(spec)
     if spec.framework != TORCH:

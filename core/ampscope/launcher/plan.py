@@ -12,8 +12,7 @@
 
 The first two run together, or one after the other where they would share a GPU. Once a cause is
 known, or something is wrong, the verdict so far is handed on after each run, so that whatever ends
-the diagnosis leaves it. The search for the smallest set of modules (:func:`smallest_set`) is here
-too.
+the diagnosis leaves it.
 """
 
 from __future__ import annotations
@@ -46,20 +45,14 @@ from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
-from ampscope.diagnosis.cure import (
-    by_trials,
-    comes_too_late,
-    is_cured,
-    is_open,
-    judged,
-    trains,
-    wants_compiled,
-)
+from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
+from ampscope.diagnosis.cure import by_trials, comes_too_late, is_ambiguous, is_cured, trains
 from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns, remove_left_jobs
+from ampscope.launcher.smallest_set import smallest_set
 from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.runner.private_files import WAITS
@@ -81,6 +74,118 @@ Say = Callable[[str], None]
 Hear = Callable[[DiagnosisResult], None]
 
 
+def _silent(_: object) -> None:
+    pass
+
+
+def run_diagnosis(
+    spec: RunSpec, store: Path, say: Say = _silent, show: Say | None = None,
+    verify: bool = True, on: str = "", hear: Hear = _silent, in_place: bool = False,
+) -> DiagnosisResult:  # fmt: skip
+    """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
+    ``on`` names an engine whose jobs the runs are, of an extension; "": this machine.
+    ``in_place`` lets the script write the user's own files.
+    ``hear`` gets the verdict as soon as something is wrong or a cause is known, and again whenever
+    another run has ended: whatever ends the diagnosis before its time, the last of these is stored
+    and stands."""
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        # The traceback of a first run without a device would look like the end of the diagnosis.
+        held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
+        try:
+            plan = _begun(stack, spec, store, say, held or show, on, in_place)
+            if plan.done["as_is"].lacks_device:
+                say(
+                    f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
+                    "CUDA, and this machine has none"
+                )
+                if held is not None:
+                    held.drop()
+                stack.close()
+                plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on, in_place)
+        finally:
+            if held is not None:
+                held.release()
+        diagnosis = diagnosis_with_compiled_run(plan.evidence)
+        if plan.problem() and not diagnosis.findings:
+            return _report(plan, diagnosis, started)
+        if verify:
+            _hand_on(plan, diagnosis, started, hear)
+        if plan.wants_frozen_scale():
+            plan.control(SCALE_1)
+            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+        # Compiled code is watched from its first step on: there is nothing to compare it with.
+        if wants_compiled(diagnosis, plan.evidence) and not spec.skip_to:
+            plan.control(COMPILED)
+            while not diagnosis.symptoms and (arm := next_arm(plan.views)):
+                plan.control(arm)
+            is_searched = verify and not diagnosis.symptoms
+            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            if is_searched:
+                _hand_on(plan, diagnosis, started, hear)
+                UncompiledSearch(plan).run()
+                diagnosis = diagnosis_with_compiled_run(plan.evidence)
+        if verify:
+            _hand_on(plan, diagnosis, started, hear)
+        if diagnosis.symptoms and not diagnosis.findings:
+            plan.control("bf16")
+            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            if verify:
+                _hand_on(plan, diagnosis, started, hear)
+        if verify and diagnosis.findings:
+            plan.prefetch(plan.known(diagnosis.findings[0])[:MAX_FIX_RUNS])
+            plan.try_fixes(diagnosis.findings[0])
+            diagnosis = plan.ranked_by_trials(diagnosis)
+        return _report(plan, diagnosis, started)
+
+
+def _begun(
+    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None, on: str,
+    in_place: bool,
+) -> DiagnosisPlan:  # fmt: skip
+    """A plan whose first two runs have ended."""
+    remove_left_jobs(store)
+    first = replace(spec, control="as_is")
+    runs: ScriptRuns = (
+        extensions.load(extensions.job_engines()[on])(first, store, on)
+        if on
+        else ScriptRuns(first, store, private=True, in_place=in_place)
+    )
+    plan = DiagnosisPlan(stack.enter_context(runs), say, are_jobs=bool(on))
+    plan.run_baselines(show)
+    return plan
+
+
+def _hand_on(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, hear: Hear) -> None:
+    """From here on the verdict so far is stored and heard after each run."""
+    if diagnosis.findings:
+        plan.count_fixes(diagnosis.findings)
+    if diagnosis.findings or diagnosis.symptoms or plan.wants_frozen_scale():
+        plan.on_change = lambda: hear(_report(plan, diagnosis, started, is_last=False))
+        plan.on_change()
+
+
+def _report(
+    plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, *, is_last: bool = True
+) -> DiagnosisResult:
+    infos = {name: run.info for name, run in plan.done.items()}
+    elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
+    found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+    if plan.runs.in_place:
+        note = "The script ran on the files themselves (--in-place), and what it wrote stays."
+        found = replace(found, notes=(*found.notes, note))
+    elif plan.views["as_is"].outcome.is_kept_apart:
+        found = replace(found, notes=(*found.notes, result.KEPT_APART))
+    if note := plan.runs.files_note():
+        found = replace(found, notes=(*found.notes, note))
+    if not is_last:
+        counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
+        note = result.partial_note(counts)
+        found = replace(found, notes=(*found.notes, note))
+    keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
+    return found
+
+
 class DiagnosisPlan:
     """The runs made so far and what they say."""
 
@@ -96,7 +201,7 @@ class DiagnosisPlan:
         self.done: dict[str, ScriptRun] = {}
         self.views: dict[str, RunView] = {}
         self.trials: list[Trial] = []
-        self._ahead: dict[str, str] = {}  # control -> run that was started before it is asked for
+        self._prefetched: dict[str, str] = {}  # control -> run that is not asked for yet
 
     @property
     def evidence(self) -> Evidence:
@@ -106,7 +211,7 @@ class DiagnosisPlan:
         emulates_bf16 = bool(result.gpu_that_emulates_bf16(first))
         return Evidence(self.views, policy, emulates_bf16=emulates_bf16)
 
-    def first_two(self, show: Say | None) -> None:
+    def run_baselines(self, show: Say | None) -> None:
         """The baseline run and its fp32 control: together, but for what shares a GPU, which has
         memory for one run, and in compute mode EXCLUSIVE_PROCESS takes no second process, or names
         the port at which its processes meet: those of two runs would meet each other there. So
@@ -191,7 +296,7 @@ class DiagnosisPlan:
         if control not in self.views:
             self._say_run(control)
             parent = self.done["as_is"].info.id
-            started = self._ahead.pop(control, "") or self.runs.start(control, parent)
+            started = self._prefetched.pop(control, "") or self.runs.start(control, parent)
             self._keep(control, self.runs.wait(started, say=self.say))
         return self.views[control]
 
@@ -212,13 +317,13 @@ class DiagnosisPlan:
         self._keep(control, run)
         return self.views[control]
 
-    def ahead(self, controls: Iterable[str]) -> None:
+    def prefetch(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
         if self._are_jobs and not self.runs.share_a_gpu():
             parent = self.done["as_is"].info.id
             for control in controls:
-                if control not in self.views and control not in self._ahead:
-                    self._ahead[control] = self.runs.start(control, parent)
+                if control not in self.views and control not in self._prefetched:
+                    self._prefetched[control] = self.runs.start(control, parent)
 
     def problem(self) -> str:
         """Why there is nothing to judge; "" when there is."""
@@ -237,7 +342,7 @@ class DiagnosisPlan:
         cannot be measured: further runs could not be distinguished either. Where neither one module
         in fp32 nor the finding's own line is enough, the smallest set of modules is looked for
         before several lines are tried."""
-        may_search = finding.cause in result.SEARCHED
+        may_search = finding.rule.searches_modules
         for control in self.known(finding)[:MAX_FIX_RUNS]:
             with self._fix():
                 if self._run_trial(finding, control, finding.verdict.fix):
@@ -250,7 +355,7 @@ class DiagnosisPlan:
                 return
         if may_search and self._search(finding):
             return
-        if finding.cause in result.SEARCHED:
+        if finding.rule.searches_modules:
             self._try_bf16(finding)
 
     def count_fixes(self, findings: Sequence[Finding]) -> None:
@@ -259,7 +364,7 @@ class DiagnosisPlan:
         first, others = findings[0], findings[1:MAX_TRIED]
         known = self.known(first)[:MAX_FIX_RUNS]
         self.most_fixes = len(known)
-        if first.cause in result.SEARCHED:
+        if first.rule.searches_modules:
             self.most_fixes += 1 + ("bf16" not in known and not self.evidence.emulates_bf16)
             casts = casts_left_out(self.evidence)
             self.most_fixes += casts is not None and casts.controls[0] not in known
@@ -287,7 +392,7 @@ class DiagnosisPlan:
         else:
             self.say(control)
 
-    def settled(self, diagnosis: Diagnosis) -> Diagnosis:
+    def ranked_by_trials(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings in the order that the trials give them: where no fix of the first one cures,
         or only one that a neighbour shares, those of the next are run."""
         first = diagnosis.findings[0]
@@ -298,7 +403,7 @@ class DiagnosisPlan:
         if not self.trials and not none_can:
             return diagnosis
         is_of_compilers = not diagnosis.symptoms and layer(self.views) is not None
-        others_are_open = any(is_open(first, f, self.evidence) for f in diagnosis.findings[1:])
+        others_are_open = any(is_ambiguous(first, f, self.evidence) for f in diagnosis.findings[1:])
         has_others = len(diagnosis.findings) > 1
         none_cures = has_others and not any(t.cured for t in self.trials)
         if not is_of_compilers and (others_are_open or none_cures):
@@ -306,7 +411,7 @@ class DiagnosisPlan:
         in_vain = all(t.cured is False for t in self.trials)
         is_quick = self.views["as_is"].outcome.elapsed_s <= MAX_NEIGHBOUR_S
         for finding in diagnosis.findings[1:MAX_TRIED]:
-            is_asked = is_quick and is_open(first, finding, self.evidence)
+            is_asked = is_quick and is_ambiguous(first, finding, self.evidence)
             if not (in_vain or is_asked):
                 continue
             for control in self.known(finding)[:MAX_NEXT_RUNS]:
@@ -380,55 +485,6 @@ class DiagnosisPlan:
             self._try_bf16(finding)
         return bool(found)
 
-    def search_uncompiled(self) -> None:
-        """An op to keep out of the compiler's kernels, and the smallest set of modules to leave
-        uncompiled, where the compiler is to blame for more than its rounding: first among the
-        modules that own parameters, then among their parents, whose own code may be what is
-        compiled wrongly."""
-        blamed = layer(self.views)
-        if blamed not in (Layer.KERNEL, Layer.DECOMPOSITION, Layer.GRAPH, Layer.CAPTURE):
-            return
-        took = self.views[COMPILED].outcome.elapsed_s  # compiling takes most of it
-        deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_SUSPECTS * took)
-        # What differs without inductor already is searched without it: that compiles nothing.
-        without = {
-            Layer.GRAPH: AOT_EAGER, Layer.CAPTURE: GRAPH_ALONE, Layer.DECOMPOSITION: DECOMPOSED,
-        }  # fmt: skip
-        through = without.get(blamed, COMPILED)
-
-        def is_cure(control: Control) -> bool:
-            done = self.control_until(deadline, control)
-            return done is not None and is_back(self.views, control)
-
-        def cures(paths: tuple[str, ...]) -> bool:
-            return is_cure(Control.of(through, uncompiled=paths))
-
-        if blamed is Layer.KERNEL:
-            ops = suspect_ops(self.views)[:MAX_SUSPECT_OPS]
-            any(is_cure(Control.of(COMPILED, unfused=(op,))) for op in ops)
-        if blamed is Layer.DECOMPOSITION:
-            ops = decomposed_ops(self.views)
-
-            def is_whole(part: tuple[str, ...]) -> bool:
-                return is_cure(Control.of(through, unfused=part))
-
-            if smallest_set(ops, is_whole, MAX_SEARCH_RUNS):
-                return
-        if any(cures((path,)) for path in suspects(self.views)[:MAX_SUSPECTS]):
-            return
-        if kept_out(self.views) is not None:  # the op is known: its module is not worth more runs
-            return
-        most = MAX_COMPILED_RUNS if through == COMPILED else MAX_SEARCH_RUNS
-        owners = names = result.modules_with_parameters(self.views["as_is"])
-        while names and not (found := smallest_set(names, cures, most)):
-            names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
-        # Its own code, or that of a part without parameters?
-        if names and names is not owners and found and len(found) == 1 and through != COMPILED:
-            taps = self.control(AOT_TAPPED).taps
-            below = [m for m in dict.fromkeys(t.module for t in taps) if _is_in(m, found[0])]
-            parts = [m for m in below if not any(o == m or _is_in(o, m) for o in owners)]
-            any(cures((path,)) for path in parts[:MAX_SUSPECTS])
-
     def _is_everywhere(self, names: list[str]) -> bool:
         """Whether most modules with parameters overflow by themselves: the smallest set of modules
         in fp32 would be nearly all of them."""
@@ -450,6 +506,70 @@ class DiagnosisPlan:
         self.on_change()
 
 
+# What differs without inductor already is searched without it: that compiles nothing.
+_THROUGH = {
+    Layer.KERNEL: COMPILED, Layer.DECOMPOSITION: DECOMPOSED, Layer.GRAPH: AOT_EAGER,
+    Layer.CAPTURE: GRAPH_ALONE,
+}  # fmt: skip
+
+
+class UncompiledSearch:
+    """Looks for an op to keep out of the compiler's kernels, and for the smallest set of modules to
+    leave uncompiled, where the compiler is to blame for more than its rounding."""
+
+    def __init__(self, plan: DiagnosisPlan) -> None:
+        self._plan = plan
+        self._views = plan.views
+
+    def run(self) -> None:
+        """Ops first, where kernels are made of them; then modules."""
+        blamed = layer(self._views)
+        if blamed is None or blamed not in _THROUGH:
+            return
+        took = self._views[COMPILED].outcome.elapsed_s  # compiling takes most of it
+        self._deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_SUSPECTS * took)
+        self._through = _THROUGH[blamed]
+        if blamed is Layer.KERNEL:
+            ops = suspect_ops(self._views)[:MAX_SUSPECT_OPS]
+            any(self._is_cure(Control.of(COMPILED, unfused=(op,))) for op in ops)
+        if blamed is Layer.DECOMPOSITION and smallest_set(
+            decomposed_ops(self._views),
+            lambda ops: self._is_cure(Control.of(self._through, unfused=ops)),
+            MAX_SEARCH_RUNS,
+        ):
+            return
+        if any(self._is_left_out((path,)) for path in suspects(self._views)[:MAX_SUSPECTS]):
+            return
+        if kept_out(self._views) is None:  # else the op is known, and its module is not worth runs
+            self._search_modules()
+
+    def _search_modules(self) -> None:
+        """First among the modules that own parameters, then among their parents, whose own code may
+        be what is compiled wrongly, or that of a part without parameters."""
+        most = MAX_COMPILED_RUNS if self._through == COMPILED else MAX_SEARCH_RUNS
+        owners = names = result.modules_with_parameters(self._views["as_is"])
+        while names and not (found := smallest_set(names, self._is_left_out, most)):
+            names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
+        if names and names is not owners and found and len(found) == 1:
+            self._search_parts(found[0], owners)
+
+    def _search_parts(self, module: str, owners: Sequence[str]) -> None:
+        """Among the parts of ``module`` that have no parameters and hold none: taps name them."""
+        if self._through == COMPILED:
+            return
+        taps = self._plan.control(AOT_TAPPED).taps
+        below = [m for m in dict.fromkeys(t.module for t in taps) if m.startswith(f"{module}.")]
+        parts = [m for m in below if not any(f"{o}.".startswith(f"{m}.") for o in owners)]
+        any(self._is_left_out((path,)) for path in parts[:MAX_SUSPECTS])
+
+    def _is_left_out(self, paths: tuple[str, ...]) -> bool:
+        return self._is_cure(Control.of(self._through, uncompiled=paths))
+
+    def _is_cure(self, control: Control) -> bool:
+        done = self._plan.control_until(self._deadline, control)
+        return done is not None and is_back(self._views, control)
+
+
 _PORT = re.compile(r"MASTER_PORT|--?master[-_]port|tcp://")
 
 
@@ -463,10 +583,6 @@ def names_a_port(spec: RunSpec) -> bool:
         return any(_PORT.search(Path(f).read_text(errors="replace")) for f in files)
     except (OSError, ValueError):  # no name of a file
         return False
-
-
-def _is_in(path: str, holder: str) -> bool:
-    return path.startswith(f"{holder}.")
 
 
 # What a run says that lacks what another has: the port of torch.distributed; a GPU in compute mode
@@ -483,178 +599,3 @@ def _lacked(run: ScriptRun, view: RunView) -> bool:
     if outcome.ended == "killed":  # by the system, where all memory is taken
         return run.info.message.startswith((SIGKILLED, NOT_STARTED))
     return outcome.is_out_of_memory or any(word in outcome.error_text for word in _LACKS)
-
-
-def _silent(_: object) -> None:
-    pass
-
-
-def run_diagnosis(
-    spec: RunSpec, store: Path, say: Say = _silent, show: Say | None = None,
-    verify: bool = True, on: str = "", hear: Hear = _silent, in_place: bool = False,
-) -> DiagnosisResult:  # fmt: skip
-    """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
-    ``on`` names an engine whose jobs the runs are, of an extension; "": this machine.
-    ``in_place`` lets the script write the user's own files.
-    ``hear`` gets the verdict as soon as something is wrong or a cause is known, and again whenever
-    another run has ended: whatever ends the diagnosis before its time, the last of these is stored
-    and stands."""
-    started = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        # The traceback of a first run without a device would look like the end of the diagnosis.
-        held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
-        try:
-            plan = _begun(stack, spec, store, say, held or show, on, in_place)
-            if plan.done["as_is"].lacks_device:
-                say(
-                    f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
-                    "CUDA, and this machine has none"
-                )
-                if held is not None:
-                    held.drop()
-                stack.close()
-                plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on, in_place)
-        finally:
-            if held is not None:
-                held.release()
-        diagnosis = judged(plan.evidence)
-        if plan.problem() and not diagnosis.findings:
-            return _report(plan, diagnosis, started)
-        if verify:
-            _hand_on(plan, diagnosis, started, hear)
-        if plan.wants_frozen_scale():
-            plan.control(SCALE_1)
-            diagnosis = judged(plan.evidence)
-        # Compiled code is watched from its first step on: there is nothing to compare it with.
-        if wants_compiled(diagnosis, plan.evidence) and not spec.skip_to:
-            plan.control(COMPILED)
-            while not diagnosis.symptoms and (arm := next_arm(plan.views)):
-                plan.control(arm)
-            is_searched = verify and not diagnosis.symptoms
-            diagnosis = judged(plan.evidence)
-            if is_searched:
-                _hand_on(plan, diagnosis, started, hear)
-                plan.search_uncompiled()
-                diagnosis = judged(plan.evidence)
-        if verify:
-            _hand_on(plan, diagnosis, started, hear)
-        if diagnosis.symptoms and not diagnosis.findings:
-            plan.control("bf16")
-            diagnosis = judged(plan.evidence)
-            if verify:
-                _hand_on(plan, diagnosis, started, hear)
-        if verify and diagnosis.findings:
-            plan.ahead(plan.known(diagnosis.findings[0])[:MAX_FIX_RUNS])
-            plan.try_fixes(diagnosis.findings[0])
-            diagnosis = plan.settled(diagnosis)
-        return _report(plan, diagnosis, started)
-
-
-def _begun(
-    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None, on: str,
-    in_place: bool,
-) -> DiagnosisPlan:  # fmt: skip
-    """A plan whose first two runs have ended."""
-    remove_left_jobs(store)
-    first = replace(spec, control="as_is")
-    runs: ScriptRuns = (
-        extensions.load(extensions.job_engines()[on])(first, store, on)
-        if on
-        else ScriptRuns(first, store, private=True, in_place=in_place)
-    )
-    plan = DiagnosisPlan(stack.enter_context(runs), say, are_jobs=bool(on))
-    plan.first_two(show)
-    return plan
-
-
-def _hand_on(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, hear: Hear) -> None:
-    """From here on the verdict so far is stored and heard after each run."""
-    if diagnosis.findings:
-        plan.count_fixes(diagnosis.findings)
-    if diagnosis.findings or diagnosis.symptoms or plan.wants_frozen_scale():
-        plan.on_change = lambda: hear(_report(plan, diagnosis, started, is_last=False))
-        plan.on_change()
-
-
-def _report(
-    plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, *, is_last: bool = True
-) -> DiagnosisResult:
-    infos = {name: run.info for name, run in plan.done.items()}
-    elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
-    found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
-    if plan.runs.in_place:
-        note = "The script ran on the files themselves (--in-place), and what it wrote stays."
-        found = replace(found, notes=(*found.notes, note))
-    elif plan.views["as_is"].outcome.is_kept_apart:
-        found = replace(found, notes=(*found.notes, result.KEPT_APART))
-    if note := plan.runs.files_note():
-        found = replace(found, notes=(*found.notes, note))
-    if not is_last:
-        counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
-        note = result.partial_note(counts)
-        found = replace(found, notes=(*found.notes, note))
-    keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
-    return found
-
-
-# The smallest set of modules that must stay in fp32, or uncompiled: delta debugging over the module
-# tree.
-#
-# Each candidate is a real run, so runs are what counts. One needed module is found by bisection
-# (the shortest prefix of the candidates that cures ends in it), is fixed, and the search goes on
-# in front of it: 1 + k (log2 n + 1) runs at most for k of n modules, where ddmin (Zeller and
-# Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002) takes up to n^2 + 3 n.
-# Bisection relies on more fp32 (more eager code) never hurting (Junker, "QuickXplain", 2004); the
-# result is then 1-minimal: leaving out any one module brings the fault back. Whatever holds, the
-# set returned is one that was seen to cure.
-
-
-class _OutOfRunsError(Exception):
-    pass
-
-
-def smallest_set(
-    names: Sequence[str], cures: Callable[[tuple[str, ...]], bool], max_runs: int
-) -> tuple[str, ...] | None:
-    """A minimal subset of ``names`` for which ``cures`` is true; None when all of them do not.
-
-    After ``max_runs`` runs it is the smallest subset that was seen to cure.
-    """
-    known: dict[tuple[str, ...], bool] = {}
-
-    def ask(candidate: Iterable[str]) -> bool:
-        wanted = set(candidate)
-        asked = tuple(n for n in names if n in wanted)
-        if asked not in known:
-            if len(known) >= max_runs:
-                raise _OutOfRunsError
-            known[asked] = cures(asked)
-        return known[asked]
-
-    needed: list[str] = []
-    left = list(names)
-    try:
-        if not left or not ask(left):
-            return None
-        while not needed or not ask(needed):
-            end = _shortest_prefix(left, lambda prefix: ask([*needed, *prefix]))
-            needed.append(left[end - 1])
-            left = left[: end - 1]
-            if not left:
-                break
-    except _OutOfRunsError:
-        pass
-    cured = [asked for asked, good in known.items() if good]
-    return min(cured, key=len, default=None)
-
-
-def _shortest_prefix(names: list[str], cures: Callable[[list[str]], bool]) -> int:
-    """Length of the shortest prefix that cures; all of ``names`` do, and none of them does not."""
-    fails, works = 0, len(names)
-    while works - fails > 1:
-        middle = (fails + works) // 2
-        if cures(names[:middle]):
-            works = middle
-        else:
-            fails = middle
-    return works

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from ampscope.analysis.hand_casts import without_casts
 from ampscope.analysis.symptoms import Symptom
-from ampscope.causes import CAUSES, FIX_KINDS
+from ampscope.causes import CAUSES
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import OF_COMPILERS, DiagnosisResult, Trial
+from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.number_words import number, plural, share
 from ampscope.records import RunInfo, StepRecord, StepTotals
-from ampscope.rules import catalog
-from ampscope.rules.verdict import Verdict, island_patch
+from ampscope.rules import framework_patches
+from ampscope.rules.verdict import FIX_KINDS, Verdict, island_patch
 
 CONTROLS = ("as_is", "fp32", "bf16")  # that every diagnosis may run
 
@@ -158,7 +158,7 @@ def patch(finding: Finding, cured: Trial | None) -> str:
     fix = finding.verdict.fix
     if fix.framework != "torch":
         made = replace(fix, kind=cured.kind, controls=(cured.control,)) if cured else fix
-        return catalog.patch(made)
+        return framework_patches.patch(made)
     tried = Control(cured.control if cured is not None else "").first
     word, places = tried.name, tried.values
     if word == "lr":
@@ -263,7 +263,7 @@ def compared(report: DiagnosisResult) -> list[tuple[str, str]]:
 
 
 def _is_of_compilers(report: DiagnosisResult) -> bool:
-    return any(finding.cause in OF_COMPILERS for finding in report.diagnosis.findings[:1])
+    return any(finding.rule.is_of_compiler for finding in report.diagnosis.findings[:1])
 
 
 TRIAL_COLUMNS = ("The script was run", "Seen", "Processor time per step", "Peak memory")

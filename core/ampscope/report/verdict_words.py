@@ -21,7 +21,6 @@ from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import (
     KEPT_APART,
-    OF_COMPILERS,
     OUT_OF_MEMORY,
     SEARCH_NOTE,
     DiagnosisResult,
@@ -363,7 +362,7 @@ def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> l
     ]
     links += _arrival(run, op.step if op is not None else finding.verdict.step)
     seen = "; ".join(symptoms) or "nothing, in the steps that were run"
-    if finding.cause in OF_COMPILERS and not symptoms:
+    if finding.rule.is_of_compiler and not symptoms:
         seen = "the script trains in eager mode; with torch.compile on its numbers are others"
     links.append(Link("What you see", seen))
     return links

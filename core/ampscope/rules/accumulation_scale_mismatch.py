@@ -143,10 +143,13 @@ def _inside(window: Window) -> Call | None:
 
 
 RULE = Rule(
-    "accumulation_scale_mismatch",
-    check,
-    ("as_is",),
-    32,
+    code="AMP018",
+    id="accumulation_scale_mismatch",
+    title="The scale changed while gradients accumulated",
+    definition="unscale_ or update was called inside an accumulation window.",
+    check=check,
+    needs=("as_is",),
+    order=32,
     explains=(
         "gradient_underflow",
         "small_update_lost",

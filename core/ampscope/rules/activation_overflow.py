@@ -42,10 +42,15 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "activation_overflow",
-    check,
-    ("as_is", "fp32"),
-    50,
+    code="AMP001",
+    id="activation_overflow",
+    title="An activation overflowed",
+    definition="A linear, convolution, residual addition or cast has a result beyond the format's "
+    "largest number.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
+    searches_modules=True,
 )

@@ -54,10 +54,15 @@ def _mixes_values(op: BadOp) -> bool:
 
 
 RULE = Rule(
-    "attention_logit_overflow",
-    check,
-    ("as_is", "fp32"),
-    50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    code="AMP002",
+    id="attention_logit_overflow",
+    title="Attention or similarity logits overflowed",
+    definition="The matmul of queries and keys, or of two embeddings, exceeds the format's largest "
+    "number before it is scaled.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
+    searches_modules=True,
 )

@@ -59,16 +59,14 @@ def _bad(run: RunView) -> list[Scan]:
 
 
 RULE = Rule(
-    "bad_initial_state",
-    check,
-    ("as_is", "fp32"),
-    20,
+    code="AMP030",
+    id="bad_initial_state",
+    title="The weights were bad before training",
+    definition="NaN, infinity or absurd magnitudes in the parameters before the first step.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
-    explains=(
-        "bad_input_data",
-        "activation_overflow",
-        "not_amp_divergence",
-        "batchnorm_stats_corrupted",
-        "singular_gradient",
-    ),
+    order=20,
+    explains=("bad_input_data", "activation_overflow", "not_amp_divergence", "singular_gradient"),
+    in_one_step=False,
 )

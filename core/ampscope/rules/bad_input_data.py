@@ -138,10 +138,15 @@ def _left_out(run: RunView) -> ForeignValue | None:
 
 
 RULE = Rule(
-    "bad_input_data",
-    check,
-    ("as_is", "fp32"),
-    22,
+    code="AMP028",
+    id="bad_input_data",
+    title="The data holds NaN or infinity",
+    definition="Inputs or targets are not finite before the first op sees them.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
-    explains=("not_amp_divergence", "batchnorm_stats_corrupted", "loss_scale_too_high"),
+    order=22,
+    explains=("not_amp_divergence", "loss_scale_too_high"),
+    in_one_step=True,
+    in_ops=False,
 )

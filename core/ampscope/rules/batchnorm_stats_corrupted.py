@@ -106,9 +106,24 @@ PATCH = """if not torch.isfinite(loss):
 
 
 RULE = Rule(
-    "batchnorm_stats_corrupted",
-    check,
-    ("as_is", "fp32"),
-    58,  # behind the ops whose overflow poisons the statistics: it is their consequence
+    code="AMP027",
+    id="batchnorm_stats_corrupted",
+    title="BatchNorm's running statistics are not finite",
+    definition="One bad forward pass poisoned the running statistics, although the weights are "
+    "sound.",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=58,  # behind the ops whose overflow poisons the statistics
     explains=("loss_scale_too_high",),
+    explained_by=(
+        "bad_initial_state",
+        "bad_input_data",
+        "mask_constant_overflow",
+        "attention_logit_overflow",
+        "log_zero_saturation",
+        "norm_eps_underflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "activation_overflow",
+    ),
 )

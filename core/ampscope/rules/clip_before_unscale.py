@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Verdict:
     wrong = [c for c in wrong if _cuts(run, c)]
     wrong = [c for c in wrong if clips_scaled(run, evidence.fp32, c.line) is not False]
     if not wrong or _follow_scale(run, wrong):
-        return clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
+        return _clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
     clips = [c for c in run.calls if c.name == "clip"]
     scale = next((a.scale for a in run.steps if a.step >= first.step), 0.0)
@@ -93,11 +93,9 @@ def _follow_scale(run: RunView, clips: list[Call]) -> bool:
     return len(pairs) > 1 and follows_scale(*zip(*pairs, strict=True))
 
 
-# Gradients that a script clips with code of its own, while they still carry the loss scale.
-
-
-def clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
-    """None when no limit shows in what the script did to its gradients."""
+def _clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
+    """Found where a script clips gradients with code of its own while they still carry the loss
+    scale; None when no limit shows in what it did to them."""
     run = evidence.baseline
     if clips := hand_clips(run.gradient_changes):
         clip = clips[0]
@@ -137,6 +135,24 @@ def _found_by_hand(
     )
 
 
+def is_removed(before: RunView, after: RunView) -> bool:
+    """Whether the clip meets smaller norms, or, where none was recorded, lets updates through: the
+    call itself is seen in both runs."""
+    # Of the first step that has one: the norm of a step that is skipped may be infinite.
+    norms = [
+        next((c.value for c in run.calls if c.name == "clip" and _is_finite(c.value)), None)
+        for run in (before, after)
+    ]
+    if norms[0] is not None and norms[1] is not None:
+        return norms[1] < norms[0] / 2
+    moved = [next((a.update_norm for a in r.steps if a.update_norm), 0.0) for r in (before, after)]
+    return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
 PATCH = """scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -146,9 +162,14 @@ scaler.update()
 
 
 RULE = Rule(
-    "clip_before_unscale",
-    check,
-    ("as_is",),
-    30,
+    code="AMP015",
+    id="clip_before_unscale",
+    title="Gradients were clipped before unscale_",
+    definition="The clipping threshold was compared with gradients that still carry the loss "
+    "scale.",
+    check=check,
+    needs=("as_is",),
+    order=30,
     explains=("gradient_underflow", "small_update_lost", "not_amp_divergence"),
+    is_removed=is_removed,
 )

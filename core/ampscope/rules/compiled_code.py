@@ -5,7 +5,8 @@ Shared by the rules that name a layer of the compiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ampscope.analysis.compiled_runs import (
     Apart,
@@ -19,6 +20,7 @@ from ampscope.analysis.compiled_runs import (
     whole_ops,
 )
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE, COMPILED, Control
 from ampscope.observations import COMPILED_FRAMES, Kernel, Tap
 from ampscope.rules.verdict import (
@@ -35,7 +37,8 @@ MOST_OPS = 4  # of a kernel that are named
 
 
 def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, fix: Fix) -> Verdict:
-    """Found where one of ``layers`` is to blame; ``text`` says what the runs distinguish."""
+    """Found where one of ``layers`` is to blame; ``text`` says what the runs distinguish, and
+    ``fix`` is that of a whole layer, where runs found no module or op to leave out."""
     runs = evidence.runs
     if COMPILED not in runs:
         return not_applicable("The script was not run compiled.")
@@ -49,40 +52,62 @@ def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, f
         return inconclusive("The runs do not tell which layer of the compiler it is.")
     if blamed not in layers:
         return passed(f"It is {blamed}.")
-    use = runs[COMPILED].use(COMPILED_FRAMES)
     is_kernel = blamed in (Layer.KERNEL, Layer.DECOMPOSITION)
-    searched = is_kernel or blamed in (Layer.GRAPH, Layer.CAPTURE)
-    alone = left_out(runs) if searched else None
+    alone = left_out(runs) if is_kernel or blamed in (Layer.GRAPH, Layer.CAPTURE) else None
     unfused = kept_out(runs) if is_kernel else None
-    modules = alone.values("uncompiled") if alone is not None else ()
-    # Whatever comes behind a wrong decomposition differs too: it is found by leaving ops whole.
-    inside = parting(runs) if blamed is Layer.KERNEL else None
-    drawn = repeating(runs) if blamed is Layer.RANDOM else None
-    module = modules[0] if len(modules) == 1 else (drawn.maker or None) if drawn else None
-    # Taps name an op only where leaving its module out brings eager code's numbers back as well,
-    # or torch's own kernel for it does.
-    is_there = inside is not None and (
-        unfused is not None or (bool(module) and module in _around(inside.tap.maker))
-    )
-    tap = inside.tap if inside is not None and is_there else drawn
-    words = f" {inside.words}" if inside is not None and (is_there or inside.is_nonfinite) else ""
-    words += "" if tap is None else _kernel(tap, runs[COMPILED].kernels)
-    if blamed is Layer.DECOMPOSITION and unfused is not None:
-        ops = unfused.values("unfused")
-        words = f" With {', '.join(ops)} not decomposed it does."
-        places = [place for op in ops for place in whole_ops(runs, op)]
-        tap = places[0] if places else None
-        module = places[0].maker or None if len(places) == 1 else module
+    where = _located(runs, blamed, alone, unfused)
+    use = runs[COMPILED].use(COMPILED_FRAMES)
     return Verdict(
         Status.FOUND,
-        f"Eager code trains; compiled, {found.words}. {text}{words}",
-        module=module,
-        op=unfused.values("unfused")[0] if unfused else tap.op if tap is not None else None,
+        f"Eager code trains; compiled, {found.words}. {text}{where.words}",
+        module=where.module or None,
+        op=unfused.values("unfused")[0] if unfused else where.tap.op if where.tap else None,
         step=found.step,
-        line=(tap.line if tap is not None else "") or (use.line if use else ""),
+        line=(where.tap.line if where.tap else "") or (use.line if use else ""),
         evidence=_measured(found),
         fix=_unfused(unfused) if unfused else fix if alone is None else _uncompiled(alone),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Location:
+    """Where compiled code computes something else, as far as runs and taps tell."""
+
+    module: str
+    tap: Tap | None  # of the op
+    words: str  # sentences for the verdict; "" of none
+
+
+NOWHERE = _Location("", None, "")
+
+
+def _located(
+    runs: Mapping[str, RunView], blamed: Layer, alone: Control | None, unfused: Control | None
+) -> _Location:
+    """``alone``: the modules, and ``unfused`` the ops, that brought eager code's numbers back."""
+    modules = alone.values("uncompiled") if alone is not None else ()
+    module = modules[0] if len(modules) == 1 else ""
+    kernels = runs[COMPILED].kernels
+    if blamed is Layer.RANDOM:
+        drawn = repeating(runs)
+        return _Location(drawn.maker, drawn, _kernel(drawn, kernels)) if drawn else NOWHERE
+    # Whatever comes behind a wrong decomposition differs too: it is found by leaving ops whole.
+    if blamed is Layer.DECOMPOSITION and unfused is not None:
+        ops = unfused.values("unfused")
+        places = [place for op in ops for place in whole_ops(runs, op)]
+        return _Location(
+            places[0].maker if len(places) == 1 else module,
+            places[0] if places else None,
+            f" With {', '.join(ops)} not decomposed it does.",
+        )
+    inside = parting(runs) if blamed is Layer.KERNEL else None
+    if inside is None:
+        return replace(NOWHERE, module=module)
+    # Taps name an op only where leaving its module out brings eager code's numbers back as well,
+    # or torch's own kernel for it does.
+    if unfused is not None or (module and module in _around(inside.tap.maker)):
+        return _Location(module, inside.tap, f" {inside.words}{_kernel(inside.tap, kernels)}")
+    return _Location(module, None, f" {inside.words}" if inside.is_nonfinite else "")
 
 
 def _kernel(tap: Tap, kernels: Sequence[Kernel]) -> str:

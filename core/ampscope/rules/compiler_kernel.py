@@ -57,4 +57,13 @@ WORDS = {
 }
 PATCH = 'model = torch.compile(model, backend="aot_eager")\n'
 
-RULE = Rule("compiler_kernel", check, ("as_is",), 81)
+RULE = Rule(
+    code="AMP033",
+    id="compiler_kernel",
+    title="A compiled kernel computes something else",
+    definition="The captured graph is right; the kernels that the compiler made of it are not.",
+    check=check,
+    needs=("as_is",),
+    order=81,
+    is_of_compiler=True,
+)

@@ -47,4 +47,13 @@ PATCH = """import torch._inductor.config as inductor
 inductor.emulate_precision_casts = True  # before the first compiled call
 """
 
-RULE = Rule("compiler_precision", check, ("as_is",), 80)
+RULE = Rule(
+    code="AMP032",
+    id="compiler_precision",
+    title="The compiler rounds where eager code does not, or the reverse",
+    definition="Compiled code leaves out casts of eager code, and the training depends on them.",
+    check=check,
+    needs=("as_is",),
+    order=80,
+    is_of_compiler=True,
+)

@@ -38,10 +38,15 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "elementwise_overflow",
-    check,
-    ("as_is", "fp32"),
-    50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    code="AMP005",
+    id="elementwise_overflow",
+    title="An element-wise op overflowed",
+    definition="A square, cube, exponential, product or quotient exceeds the format's largest "
+    "number.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
+    searches_modules=True,
 )

@@ -45,4 +45,13 @@ def check(evidence: Evidence) -> Verdict:
 PATCH = "loss = total / count.clamp(min=1)\n"
 
 
-RULE = Rule("empty_loss_reduction", check, ("as_is", "fp32"), 24, explains=("not_amp_divergence",))
+RULE = Rule(
+    code="AMP031",
+    id="empty_loss_reduction",
+    title="A mean over nothing",
+    definition="The loss averaged an empty set, in every precision.",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=24,
+    explains=("not_amp_divergence",),
+)

@@ -46,4 +46,12 @@ with torch.autocast(device_type, dtype=torch.float16):
 """
 
 
-RULE = Rule("fp16_params_with_scaler", check, ("as_is",), 10)
+RULE = Rule(
+    code="AMP022",
+    id="fp16_params_with_scaler",
+    title="Half-precision parameters with a GradScaler",
+    definition="Trainable parameters are fp16, whose gradients GradScaler refuses to unscale.",
+    check=check,
+    needs=("as_is",),
+    order=10,
+)

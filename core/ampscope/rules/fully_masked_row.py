@@ -66,9 +66,13 @@ scores = scores.masked_fill(mask & ~empty, float("-inf"))
 
 
 RULE = Rule(
-    "fully_masked_row",
-    check,
-    ("as_is", "fp32"),
-    25,
+    code="AMP004",
+    id="fully_masked_row",
+    title="A softmax row is masked completely",
+    definition="Softmax over a row that is minus infinity throughout gives NaN, in every "
+    "precision.",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=25,
     explains=("not_amp_divergence", "singular_gradient", "masked_branch_gradient"),
 )

@@ -24,6 +24,7 @@ from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, dead_parameters, late_zero_share, learns_slower
+from ampscope.observations import OptimizerStep
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -51,54 +52,68 @@ def check(evidence: Evidence) -> Verdict:
             "bf16 has the range of fp32: zeros that fp32 has not are sums that cancelled or a ReLU "
             "that switched otherwise, and no loss scale changes them."
         )
-    lost = evidence.lost_share
     if fp32 is None:
         return inconclusive(
             "Only the fp32 control distinguishes a lost gradient from a structural zero."
         )
-    if lost is None:
+    if evidence.lost_share is None:
         return inconclusive("No step's gradients could be compared with the fp32 control's.")
-    worst = max(lost, late_zero_share(run) - late_zero_share(fp32))
+    lost = max(evidence.lost_share, late_zero_share(run) - late_zero_share(fp32))
     dead = dead_parameters(run, fp32)
-    harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (
-        worst > LOST_CLEARLY and learns_slower(run, fp32)
-    )
-    said = f"{max(worst, 0.0):.1%} of the gradient entries are zero here and not in fp32"
-    if not dead and worst < LOST:
-        return passed(f"{said}.")
+    share = f"{max(lost, 0.0):.1%} of the gradient entries are zero here and not in fp32"
+    if not dead and lost < LOST:
+        return passed(f"{share}.")
     if evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
     counted = next(iter(run.own_gradients), None)
     step = counted.step if counted is not None else 0
-    by_hand = static_scale(run)
-    words = "because the loss is not scaled"
-    if run.has_scaler:
-        scale = counted.scale if counted is not None and counted.scaler else run.scales[0]
-        words = f"at a loss scale of {scale:,.6g}"
-    elif by_hand is not None:
-        words = f"at a loss scale by hand of {by_hand:,.6g}"
-    fix = RAISE if run.has_scaler else ADD if by_hand is None else RAISE_BY_HAND
-    if run.has_scaler and run.leading_skips:
-        fix = IN_FP32 if evidence.emulates_bf16 else TOO_WIDE
     measured = (
         Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", step),
         Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
-        Measurement("lost", worst, LOST, "as_is", step),
+        Measurement("lost", lost, LOST, "as_is", step),
     )
-    if not dead and not harmed and worst <= LOST_SURELY:
-        return latent(f"{said}, {words}. The loss falls as in fp32 so far.", fix, *measured)
+    reason = f"{share}, {_scale(run, counted)}."
+    if not dead and lost <= LOST_SURELY and not _is_harmed(evidence, lost, fp32):
+        return latent(f"{reason} The loss falls as in fp32 so far.", _fix(evidence), *measured)
     return Verdict(
         Status.FOUND,
-        f"{said}, {words}.{_which(dead)}",
+        f"{reason}{_which(dead)}",
         module=dead[0].rpartition(".")[0] or None if dead else None,
         phase="backward",
         step=step,
         line=scaler_made_at(run) or _backward_line(run),
         evidence=measured,
-        fix=fix,
+        fix=_fix(evidence),
     )
+
+
+def _is_harmed(evidence: Evidence, lost: float, fp32: RunView) -> bool:
+    """Whether the training shows it."""
+    if evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}:
+        return True
+    return lost > LOST_CLEARLY and learns_slower(evidence.baseline, fp32)
+
+
+def _scale(run: RunView, counted: OptimizerStep | None) -> str:
+    """At which scale gradients are lost, as the rest of a sentence."""
+    by_hand = static_scale(run)
+    if run.has_scaler:
+        scale = counted.scale if counted is not None and counted.scaler else run.scales[0]
+        return f"at a loss scale of {scale:,.6g}"
+    if by_hand is not None:
+        return f"at a loss scale by hand of {by_hand:,.6g}"
+    return "because the loss is not scaled"
+
+
+def _fix(evidence: Evidence) -> Fix:
+    run = evidence.baseline
+    if run.has_scaler and run.leading_skips:  # a larger scale overflowed
+        return IN_FP32 if evidence.emulates_bf16 else TOO_WIDE
+    if run.has_scaler:
+        return RAISE
+    return ADD if static_scale(run) is None else RAISE_BY_HAND
 
 
 def _backward_line(run: RunView) -> str:
@@ -140,4 +155,17 @@ RAISE_BY_HAND = Fix(
 ADD = Fix("add_scaler", "Scale the loss with a GradScaler.", PATCH, ("add_scaler", "bf16"))
 
 
-RULE = Rule("gradient_underflow", check, ("as_is", "fp32"), 70, ("small_update_lost",), False)
+RULE = Rule(
+    code="AMP012",
+    id="gradient_underflow",
+    title="Gradients underflowed to zero",
+    definition="Gradients fell below the smallest half-precision number: no scaler, or too small a "
+    "scale.",
+    check=check,
+    needs=("as_is", "fp32"),
+    needs_ops=False,
+    order=70,
+    explains=("small_update_lost",),
+    is_measured=True,
+    in_ops=True,
+)

@@ -56,4 +56,13 @@ def part(x):
     ...
 """
 
-RULE = Rule("graph_semantics", check, ("as_is",), 79)
+RULE = Rule(
+    code="AMP034",
+    id="graph_semantics",
+    title="The compiled graph is not what the script does",
+    definition="Capturing the script, or making its graph functional, changed what it computes.",
+    check=check,
+    needs=("as_is",),
+    order=79,
+    is_of_compiler=True,
+)

@@ -84,9 +84,13 @@ def _seen(op: BadOp) -> tuple[str, Measurement]:
 
 
 RULE = Rule(
-    "half_accumulation_stagnation",
-    check,
-    ("as_is",),
-    37,
+    code="AMP025",
+    id="half_accumulation_stagnation",
+    title="A running sum stagnated in half precision",
+    definition="A long sum in half precision stops growing although terms keep coming.",
+    check=check,
+    needs=("as_is",),
+    order=37,
     explains=("small_update_lost", "gradient_underflow"),
+    is_measured=True,
 )

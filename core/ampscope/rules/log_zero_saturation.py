@@ -42,10 +42,14 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "log_zero_saturation",
-    check,
-    ("as_is", "fp32"),
-    50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    code="AMP007",
+    id="log_zero_saturation",
+    title="A logarithm of a saturated probability",
+    definition="A probability rounded to exactly 0 or 1 before its logarithm was taken.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
+    searches_modules=True,
 )

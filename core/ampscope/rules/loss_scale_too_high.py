@@ -40,7 +40,7 @@ from ampscope.analysis.skips import (
 from ampscope.analysis.symptoms import replaces_gradients
 from ampscope.control import Control
 from ampscope.numerics.formats import FP16
-from ampscope.rules.roots import is_overflow
+from ampscope.rules.backward_roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -62,13 +62,13 @@ def check(evidence: Evidence) -> Verdict:
     that sets the scale, where it is known, and not the one whose gradient overflows first."""
     run, facts = evidence.baseline, scale_facts(evidence.baseline)
     if scaled_by_hand(evidence) is not None:
-        return static_scale_overflow(evidence)
+        return _static_scale_overflow(evidence)
     if fails_forward(evidence):
         return passed("The loss itself is not finite; no scale cures that.")
     if hidden := _unseen_by_the_scaler(evidence):
         return hidden
     if facts is None:
-        return _by_hand(evidence) or static_scale_overflow(evidence)
+        return _by_hand(evidence) or _static_scale_overflow(evidence)
     first, last = facts.first, facts.last
     if facts.largest_taken is None:
         if not steps_at_scale_1(evidence):
@@ -94,6 +94,29 @@ def check(evidence: Evidence) -> Verdict:
         words = f"grows back into overflow again and again: {facts.late} skips after the search"
         return _found(evidence, facts, words, floor)
     return passed("The scale found its place.")
+
+
+def _static_scale_overflow(evidence: Evidence) -> Verdict:
+    """Found when the script multiplies the loss by a constant of its own, without a scaler, and the
+    product, or the gradient that it leads to, overflows."""
+    factor, root = static_scale(evidence.baseline), evidence.root
+    by_hand = scaled_by_hand(evidence) is not None
+    overflows = by_hand or (root is not None and is_overflow(root))
+    if factor is None or root is None or not overflows or not evidence.symptoms:
+        return not_applicable("No loss was scaled.")
+    if not by_hand and part_of_the_loss(evidence) is not None:
+        return passed("Nothing divides the gradients by the factor: it is a part of the loss.")
+    what = "the product" if by_hand else f"the gradient of {place(root.op)}"
+    return op_verdict(
+        root,
+        f"The loss is multiplied by {factor:,.6g} by hand, and {what} overflows.",
+        Fix(
+            "change_scale",
+            "Use torch.amp.GradScaler: its scale adapts.",
+            "scaler = torch.amp.GradScaler(device)\n",
+        ),
+        (Measurement("static loss scale", factor, None, "as_is"),),
+    )
 
 
 def _unseen_by_the_scaler(evidence: Evidence) -> Verdict | None:
@@ -217,29 +240,14 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
     )
 
 
-# A loss that the script multiplies by a constant of its own, without a scaler.
-
-
-def static_scale_overflow(evidence: Evidence) -> Verdict:
-    """Found when the product itself, or the gradient that it leads to, overflows."""
-    factor, root = static_scale(evidence.baseline), evidence.root
-    by_hand = scaled_by_hand(evidence) is not None
-    overflows = by_hand or (root is not None and is_overflow(root))
-    if factor is None or root is None or not overflows or not evidence.symptoms:
-        return not_applicable("No loss was scaled.")
-    if not by_hand and part_of_the_loss(evidence) is not None:
-        return passed("Nothing divides the gradients by the factor: it is a part of the loss.")
-    what = "the product" if by_hand else f"the gradient of {place(root.op)}"
-    return op_verdict(
-        root,
-        f"The loss is multiplied by {factor:,.6g} by hand, and {what} overflows.",
-        Fix(
-            "change_scale",
-            "Use torch.amp.GradScaler: its scale adapts.",
-            "scaler = torch.amp.GradScaler(device)\n",
-        ),
-        (Measurement("static loss scale", factor, None, "as_is"),),
-    )
-
-
-RULE = Rule("loss_scale_too_high", check, ("as_is", "fp32"), 60, needs_ops=False)
+RULE = Rule(
+    code="AMP013",
+    id="loss_scale_too_high",
+    title="The loss scale is too high",
+    definition="Scaled gradients overflow: initial value, static scale, floor, or growth too fast.",
+    check=check,
+    needs=("as_is", "fp32"),
+    needs_ops=False,
+    order=60,
+    in_ops=True,
+)

@@ -103,4 +103,12 @@ def _in_fp32(found: Verdict, module: str) -> Verdict:
     return replace(found, fix=fix)
 
 
-RULE = Rule("low_precision_constants", check, ("as_is", "fp32"), 35)
+RULE = Rule(
+    code="AMP026",
+    id="low_precision_constants",
+    title="Constants were built in half precision",
+    definition="A table, position index or schedule was computed or stored in half precision.",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=35,
+)

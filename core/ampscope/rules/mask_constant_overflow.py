@@ -49,9 +49,12 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "mask_constant_overflow",
-    check,
-    ("as_is", "fp32"),
-    50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    code="AMP003",
+    id="mask_constant_overflow",
+    title="A mask constant does not fit",
+    definition="A finite fp32 mask constant is not representable in half precision.",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import Control
-from ampscope.rules.roots import backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.backward_roots import backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
 
@@ -51,10 +51,14 @@ y = torch.where(taken, torch.exp(safe), other)
 
 
 RULE = Rule(
-    "masked_branch_gradient",
-    check,
-    ("as_is", "fp32"),
-    44,
+    code="AMP010",
+    id="masked_branch_gradient",
+    title="The branch that was not taken sent back NaN",
+    definition="The discarded branch of where or clamp multiplies zero by infinity in the backward "
+    "pass.",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=44,
     explains=(
         "loss_scale_too_high",
         "singular_gradient",

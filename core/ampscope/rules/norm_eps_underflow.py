@@ -39,10 +39,15 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "norm_eps_underflow",
-    check,
-    ("as_is", "fp32"),
-    50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    code="AMP008",
+    id="norm_eps_underflow",
+    title="An epsilon vanished in half precision",
+    definition="A small constant rounds to zero or is absorbed, and the forward pass divides by "
+    "zero.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
+    searches_modules=True,
 )

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth, lower_rates
 from ampscope.analysis.evidence import (
@@ -80,44 +80,48 @@ def check(evidence: Evidence) -> Verdict:
     own = min(evidence.baseline.bad_loss_steps, default=None)
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
-    began = first_grown(fp32, GROWTH)
+    return _diverges(evidence, fp32, grown, rise)
+
+
+def _diverges(evidence: Evidence, fp32: RunView, grown: float, rise: float | None) -> Verdict:
+    """Found: ``grown`` is the growth of fp32's loss or gradients, ``rise`` its last loss over its
+    first where that is a divergence."""
+    bad, began = fp32.first_bad_step, first_grown(fp32, GROWTH)
     until = bad if bad is not None else began
-    rate, lower = _rate(fp32, until), lower_rates(fp32, until)
     module, where = _where(fp32)
     factor = undivided_by_hand(evidence.baseline)
+    reason = "AMP is innocent: the fp32 control diverges too"
+    reason += f", at step {bad}" if bad is not None else ""
+    reason += f". Its loss or gradients grew by a factor of {grown:.3g}; {_rate(fp32, until)}."
+    if rise is not None:
+        reason += f" The loss ends at {rise:.3g} times its start."
+    if began is not None:
+        reason += f" It has grown {GROWTH:g}-fold at step {began} for the first time."
     return Verdict(
         Status.FOUND,
-        "AMP is innocent: the fp32 control diverges too"
-        + (f", at step {bad}" if bad is not None else "")
-        + f". Its loss or gradients grew by a factor of {grown:.3g}; {rate}."
-        + ("" if rise is None else f" The loss ends at {rise:.3g} times its start.")
-        + (
-            ""
-            if began is None
-            else f" It has grown {GROWTH:g}-fold at step {began} for the first time."
-        )
-        + where
-        + ("" if factor is None else _undivided(factor)),
+        reason + where + ("" if factor is None else _undivided(factor)),
         module=module or None,
-        step=bad if bad is not None else began,
+        step=until,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
             Measurement("skipped baseline steps", len(evidence.baseline.skips), None, "as_is"),
         ),
-        fix=Fix(
-            "lower_lr",
-            "Lower the learning rate, or warm it up; clip the gradients."
-            if factor is None
-            else f"Divide the gradients by {factor:,.6g} before the step; or lower the learning "
-            "rate by as much.",
-            PATCH.format(times=f"{lower[0]:g}")
-            if factor is None
-            else DIVISION_PATCH.format(factor=f"{factor:.12g}"),
-            (
-                *(() if factor is None else (Control.of(lr=1 / factor),)),
-                *(Control.of(lr=times) for times in lower),
-            ),
-        ),
+        fix=_lower(lower_rates(fp32, until), factor),
+    )
+
+
+def _lower(rates: Sequence[float], factor: float | None) -> Fix:
+    """Of the learning rate; first of what multiplies the gradients and is not divided out."""
+    controls = tuple(Control.of(lr=times) for times in rates)
+    if factor is None:
+        text = "Lower the learning rate, or warm it up; clip the gradients."
+        return Fix("lower_lr", text, PATCH.format(times=f"{rates[0]:g}"), controls)
+    return Fix(
+        "lower_lr",
+        f"Divide the gradients by {factor:,.6g} before the step; or lower the learning rate by as "
+        "much.",
+        DIVISION_PATCH.format(factor=f"{factor:.12g}"),
+        (Control.of(lr=1 / factor), *controls),
     )
 
 
@@ -330,11 +334,15 @@ PATCH = 'for group in optimizer.param_groups:\n    group["lr"] *= {times}\n'
 
 
 RULE = Rule(
-    "not_amp_divergence",
-    check,
-    ("as_is", "fp32"),
-    40,
+    code="AMP029",
+    id="not_amp_divergence",
+    title="Divergence that has nothing to do with AMP",
+    definition="The fp32 control diverges too: learning rate too high, or an exploding recurrence.",
+    check=check,
+    last_resort=no_precision_trains,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=40,
     explains=(
         "loss_scale_too_high",
         "loss_magnitude_overflow",
@@ -345,5 +353,6 @@ RULE = Rule(
         "attention_logit_overflow",
         "singular_gradient",
     ),
-    last_resort=no_precision_trains,
+    must_cure_fp32=True,
+    in_one_step=False,
 )

@@ -148,11 +148,23 @@ def _fix(kind: str, eps: float | None) -> Fix:
 
 
 RULE = Rule(
-    "optimizer_state_range",
-    check,
-    ("as_is", "fp32"),
-    38, needs_ops=False,
-    explains=("small_update_lost", "activation_overflow", "elementwise_overflow",
-              "reduction_overflow", "gradient_underflow", "loss_magnitude_overflow",
-              "log_zero_saturation", "norm_eps_underflow"),
-)  # fmt: skip
+    code="AMP023",
+    id="optimizer_state_range",
+    title="Optimizer state left the half-precision range",
+    definition="A moment or the epsilon of the optimizer underflows, overflows or stagnates in "
+    "half precision.",
+    check=check,
+    needs=("as_is", "fp32"),
+    needs_ops=False,
+    order=38,
+    explains=(
+        "small_update_lost",
+        "activation_overflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "gradient_underflow",
+        "loss_magnitude_overflow",
+        "log_zero_saturation",
+        "norm_eps_underflow",
+    ),
+)

@@ -45,10 +45,14 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "reduction_overflow",
-    check,
-    ("as_is", "fp32"),
-    50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    code="AMP006",
+    id="reduction_overflow",
+    title="A reduction overflowed",
+    definition="A sum, mean, variance or norm exceeds the range although its inputs are small.",
+    check=check,
+    needs=("as_is", "fp32"),
     needs_ops=False,
+    order=50,
+    explains=("loss_scale_too_high", "gradient_underflow"),
+    searches_modules=True,
 )

@@ -74,10 +74,13 @@ def _scale_read(run: RunView, grad: Call) -> bool:
 
 
 RULE = Rule(
-    "scaled_gradient_penalty",
-    check,
-    ("as_is",),
-    34,
+    code="AMP020",
+    id="scaled_gradient_penalty",
+    title="A gradient penalty used scaled gradients",
+    definition="Gradients entered a loss while they still carried the loss scale.",
+    check=check,
+    needs=("as_is",),
+    order=34,
     explains=(
         "loss_magnitude_overflow",
         "loss_scale_too_high",

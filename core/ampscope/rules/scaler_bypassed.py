@@ -88,10 +88,14 @@ scaler.update()
 
 
 RULE = Rule(
-    "scaler_bypassed",
-    check,
-    ("as_is",),
-    31,
+    code="AMP016",
+    id="scaler_bypassed",
+    title="The scaler was bypassed",
+    definition="A part of the protocol was left out: a direct optimizer.step, an unscaled loss, a "
+    "partial unscale_.",
+    check=check,
+    needs=("as_is",),
+    order=31,
     explains=(
         "gradient_underflow",
         "small_update_lost",

@@ -47,4 +47,13 @@ if (i + 1) % accumulate == 0:
 """
 
 
-RULE = Rule("scaler_protocol_error", check, ("as_is",), 10)
+RULE = Rule(
+    code="AMP017",
+    id="scaler_protocol_error",
+    title="The scaler was called out of order",
+    definition="GradScaler's state machine raised: unscale_ twice, step twice, update without "
+    "step.",
+    check=check,
+    needs=("as_is",),
+    order=10,
+)

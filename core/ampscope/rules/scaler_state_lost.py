@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
@@ -151,18 +151,16 @@ def _resumes(run: RunView) -> list[_Resume]:
 
 
 def _judged(run: RunView, resume: _Resume) -> Verdict:
+    """Of one resume: whether the scaler went on from where it was."""
     load, later = resume.load, resume.later
     restored = {c.subject for c in later if c.name == "scaler_load_state_dict"}
-    used = {c.subject for c in later if c.name == "scale"}
-    if restored & used:
+    if restored & {c.subject for c in later if c.name == "scale"}:
         return passed("The scaler's state was restored.")
     before = [a.scale for a in run.steps if a.scaler and a.step < load.step]
     after = [a for a in run.steps if a.scaler and load.step <= a.step < resume.until]
     if not after:
         return passed("No step followed the load.")
-    burst = 0
-    while burst < len(after) and after[burst].skipped:
-        burst += 1
+    burst = sum(1 for _ in takewhile(lambda a: a.skipped, after))
     jump = after[0].scale / before[-1] if before and before[-1] else None
     jumped = jump is not None and jump >= JUMP
     had_state = load.note == STATE
@@ -171,26 +169,26 @@ def _judged(run: RunView, resume: _Resume) -> Verdict:
         return inconclusive("Nothing was trained before the load: it may be no resume.")
     if not jumped and (before or not (had_state and burst)):
         return passed("The scale did not jump at the load.")
+    reason = (
+        f"Line {load.line} resumes training, and the scaler starts anew at {after[0].scale:,.6g}"
+        + (f" instead of {before[-1]:,.6g}" if before else "")
+        + (f"; {burst} steps are skipped." if burst else ".")
+    )
+    return _starts_anew(load, reason + (ANOTHER if restored else ""), burst, jump)
+
+
+def _starts_anew(load: Call, reason: str, burst: int, jump: float | None) -> Verdict:
     values = [
         Measurement("skips right after the load", burst, 0, "as_is", load.step),
         Measurement("checkpoint", load.note, STATE, "as_is", load.step),
     ]
     if jump is not None:
-        values.append(
-            Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.step)
-        )
+        name = "scale after the load over scale before"
+        values.append(Measurement(name, jump, JUMP, "as_is", load.step))
+    text = "Save the scaler's state with the checkpoint, and load it."
+    fix = Fix("save_scaler_state", text, PATCH)
     return Verdict(
-        Status.FOUND,
-        f"Line {load.line} resumes training, and the scaler starts anew at {after[0].scale:,.6g}"
-        + (f" instead of {before[-1]:,.6g}" if before else "")
-        + (f"; {burst} steps are skipped." if burst else ".")
-        + (ANOTHER if restored else ""),
-        step=load.step,
-        line=load.line,
-        evidence=tuple(values),
-        fix=Fix(
-            "save_scaler_state", "Save the scaler's state with the checkpoint, and load it.", PATCH
-        ),
+        Status.FOUND, reason, step=load.step, line=load.line, evidence=tuple(values), fix=fix
     )
 
 
@@ -201,9 +199,13 @@ scaler.load_state_dict(checkpoint["scaler"])
 
 
 RULE = Rule(
-    "scaler_state_lost",
-    check,
-    ("as_is",),
-    33,
+    code="AMP021",
+    id="scaler_state_lost",
+    title="The scaler's state was not restored",
+    definition="Training resumed with a fresh scaler, and the scale jumped back to its initial "
+    "value.",
+    check=check,
+    needs=("as_is",),
+    order=33,
     explains=("loss_scale_too_high", "loss_magnitude_overflow"),
 )

@@ -18,6 +18,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 OFTEN = 0.1  # of an optimizer's steps
@@ -75,14 +76,35 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
+def is_removed(before: RunView, after: RunView) -> bool:
+    """Whether the optimizers that never overflowed have gradients again; the other one's fault
+    remains."""
+    victims = {a.optimizer for a in before.steps} - {
+        a.optimizer for a in before.steps if a.grad_nonfinite
+    }
+    shares = [_last_zero_share(run, victims) for run in (before, after)]
+    return bool(victims) and shares[1] < 0.5 * shares[0]
+
+
+def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
+    own = [a for a in run.steps if a.optimizer in optimizers and a.grad_total][-5:]
+    total = sum(a.grad_total for a in own)
+    return sum(a.grad_zero for a in own) / total if total else 0.0
+
+
 PATCH = """scaler_d, scaler_g = torch.amp.GradScaler(device), torch.amp.GradScaler(device)
 """
 
 
 RULE = Rule(
-    "shared_scaler_interference",
-    check,
-    ("as_is",),
-    33,
+    code="AMP019",
+    id="shared_scaler_interference",
+    title="Two losses share one scaler",
+    definition="One loss or optimizer drags down the scale that another one needs.",
+    check=check,
+    needs=("as_is",),
+    order=33,
     explains=("loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow"),
+    is_removed=is_removed,
+    leaves_symptoms=True,
 )

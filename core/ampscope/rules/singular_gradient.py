@@ -22,7 +22,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.skips import static_scale
 from ampscope.control import SCALE_1, Control
 from ampscope.observations import BadOp
-from ampscope.rules.roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.backward_roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
 
 
@@ -82,12 +82,13 @@ PATCH = "distance = torch.sqrt(squared + 1e-6)\n"
 
 
 RULE = Rule(
-    "singular_gradient",
-    check,
-    ("as_is", "fp32"),
-    45,
-    explains=(
-        "loss_scale_too_high",
-        "loss_magnitude_overflow",
-    ),
+    code="AMP009",
+    id="singular_gradient",
+    title="A derivative is infinite",
+    definition="The forward pass is finite and a derivative near zero is not (square root, norm, "
+    "rsqrt, atan2).",
+    check=check,
+    needs=("as_is", "fp32"),
+    order=45,
+    explains=("loss_scale_too_high", "loss_magnitude_overflow"),
 )

@@ -140,4 +140,15 @@ def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
 MASTERS = "model = model.float()  # masters in fp32; autocast computes in half\n"
 COPY = "average = copy.deepcopy(model).float()  # and p.float() of the weights that go into it\n"
 CONTROLS = ("fp32_state", "fp32_params")
-RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72, needs_ops=False)
+RULE = Rule(
+    code="AMP024",
+    id="small_update_lost",
+    title="Updates are too small for the weights' precision",
+    definition="w + update equals w: weights, moving averages or weight decay stand still in half "
+    "precision.",
+    check=check,
+    needs=("as_is", "fp32"),
+    needs_ops=False,
+    order=72,
+    is_measured=True,
+)

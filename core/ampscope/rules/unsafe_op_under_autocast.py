@@ -89,4 +89,13 @@ DECORATE = Fix(
 )
 
 
-RULE = Rule("unsafe_op_under_autocast", check, ("as_is",), 12)
+RULE = Rule(
+    code="AMP011",
+    id="unsafe_op_under_autocast",
+    title="An op that autocast forbids",
+    definition="An op that is banned under autocast, or a custom Function without custom_fwd and "
+    "custom_bwd.",
+    check=check,
+    needs=("as_is",),
+    order=12,
+)

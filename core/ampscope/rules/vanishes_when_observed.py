@@ -47,4 +47,14 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
-RULE = Rule("vanishes_when_observed", check, ("as_is",), 82)
+RULE = Rule(
+    code="AMP035",
+    id="vanishes_when_observed",
+    title="A compiled fault vanishes when it is observed",
+    definition="Compiled code computes something else, and reading its intermediate results brings "
+    "the right ones back.",
+    check=check,
+    needs=("as_is",),
+    order=82,
+    is_of_compiler=True,
+)

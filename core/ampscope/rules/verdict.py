@@ -1,9 +1,9 @@
 """What a rule is and what it answers.
 
 A rule file holds a docstring under fixed headings (What it detects, Why it matters, Blind spots,
-Remedy), which the dashboard shows, one function ``check`` and one constant ``RULE``. Here are also
-the sentences and measurements that several rules build from the same bad op, and the verdict from
-an exception of the script's own.
+Remedy), which the dashboard shows, one function ``check`` and one constant ``RULE``. Verdicts that
+several rules build alike, of one bad op or of an exception of the script's own, are made by
+:func:`op_verdict` and :func:`error_verdict`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import INACCURATE_ERROR, BadOp
+
+FP16_MAX = FORMATS["fp16"].max
 
 
 class Status(StrEnum):
@@ -42,11 +44,38 @@ class Measurement:
     step: int | None = None
 
 
+# The kinds of fix, and the sentence that introduces one.
+FIX_KINDS: dict[str, str] = {
+    "use_bf16": "Use bfloat16: it has the range of fp32 and needs no loss scale.",
+    "fp32_module": "Keep these modules in fp32.",
+    "add_scaler": "Scale the loss with a GradScaler.",
+    "change_scale": "Change the loss scale.",
+    "move_unscale": "Call scaler.unscale_(optimizer) before gradients are clipped or read.",
+    "raise_eps": "Use a larger epsilon.",
+    "rewrite_op": "Rewrite the expression.",
+    "drop_cast": "Leave out the cast to half precision.",
+    "fp32_params": "Keep the parameters in fp32 and let autocast choose the compute precision.",
+    "fp32_optimizer_state": "Keep the optimizer's state in fp32.",
+    "fix_data": "Repair or drop the bad samples.",
+    "lower_lr": "Lower the learning rate, or warm it up.",
+    "fix_init": "Initialise the weights properly.",
+    "guard_reduction": "Guard the reduction against an empty set.",
+    "scaler_protocol": "Call the scaler's methods in their order, once each.",
+    "save_scaler_state": "Save and load the scaler's state with the checkpoint.",
+    "separate_scalers": "Use one scaler for each loss and optimizer.",
+    "emulate_casts": "Let the compiler round where eager code rounds.",
+    "change_backend": "Compile with another backend.",
+    "no_compile": "Leave a part uncompiled.",
+    "keep_unfused": "Keep an op out of the compiler's kernels.",
+    "none": "Nothing needs to change.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Fix:
     """What to change. ``controls`` are the interventions that try it, best first."""
 
-    kind: str
+    kind: str  # of FIX_KINDS
     text: str
     patch: str = ""
     controls: tuple[str, ...] = ()
@@ -70,22 +99,40 @@ class Verdict:
     fix: Fix = field(default_factory=lambda: Fix("none", ""))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A root cause's rule. ``explains`` are causes that are its consequences when both are found;
-    ``order`` ranks findings that are not consequences of each other (smaller is nearer the root).
-    ``needs_ops``: it looks at single ops or calls, which are recorded of PyTorch alone; a rule that
-    does not need them judges steps and layers of any framework.
-    """
+    """All that ampscope knows of one root cause. Code that treats a cause otherwise than the rest
+    asks a field here; no other module keeps a list of causes."""
 
+    code: str  # "AMP012", for good: a cause that is given up keeps it, and a new one takes the next
     id: str
+    title: str
+    definition: str
+
     check: Callable[[Evidence], Verdict]
-    needs: tuple[str, ...]
-    order: int
-    explains: tuple[str, ...] = ()
-    needs_ops: bool = True
-    documentation: str = ""
+    needs: tuple[str, ...]  # controls without which there is no answer
+    needs_ops: bool = True  # judges single ops or calls, which are recorded of PyTorch alone
     last_resort: Callable[[Evidence], Verdict] | None = None  # where no rule explains the symptoms
+    documentation: str = ""  # the docstring of its file
+
+    # Among findings. ``explains``: causes that are its consequences where both are found;
+    # ``explained_by`` says the same from the other side, so that a new cause names both itself.
+    order: int  # of findings that are no consequences of each other; smaller is nearer the root
+    explains: tuple[str, ...] = ()
+    explained_by: tuple[str, ...] = ()
+
+    # How its fixes are tried and judged (:mod:`ampscope.diagnosis.cure`).
+    searches_modules: bool = False  # the smallest set of modules in fp32 is a fix, and bf16 another
+    is_measured: bool = False  # it compares numbers with fp32's: what it finds is a symptom itself
+    must_cure_fp32: bool = False  # fp32 fails too: a fix has to train in half precision and in fp32
+    is_of_compiler: bool = False  # eager code trains: a fix brings its numbers back
+    # (baseline, run with a fix): whether the pattern is gone, where ``check`` would see it again.
+    is_removed: Callable[[RunView, RunView], bool] | None = None
+    leaves_symptoms: bool = False  # another fault's: that the pattern is gone is the cure
+
+    # What can decide it. None: where its verdict names an op.
+    in_one_step: bool | None = None  # whether one captured step can
+    in_ops: bool | None = None  # whether ops computed it, which compiled code may do otherwise
 
 
 def latent(reason: str, fix: Fix, *evidence: Measurement) -> Verdict:
@@ -108,10 +155,60 @@ def inconclusive(reason: str) -> Verdict:
     return Verdict(Status.INCONCLUSIVE, reason)
 
 
-# Sentences and measurements that several rules build from the same bad op.
+def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
+    """Found: the words of the exception that the script itself raised are the evidence."""
+    run = evidence.baseline
+    outcome = run.outcome
+    text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
+    step, again = outcome.steps, ""
+    if outcome.errors_caught:
+        step = outcome.error_step
+        again = f" The script caught it and went on, {outcome.errors_caught:,} times in all."
+    return Verdict(
+        Status.FOUND,
+        reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}{again}",
+        module=outcome.error_module or None,
+        phase="forward" if outcome.error_module else None,
+        step=step,
+        line=outcome.error_line,
+        evidence=(
+            Measurement(outcome.error_type, text, run="as_is", step=step),
+            Measurement(
+                "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
+            ),
+        ),
+        fix=fix,
+    )
 
 
-FP16_MAX = FORMATS["fp16"].max
+def op_verdict(
+    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = "as_is"
+) -> Verdict:
+    """A found verdict about one op, which was seen in ``run``."""
+    op = root.op
+    library = f" The op itself stands at {op.library}." if op.library else ""
+    values = magnitudes(op, run)
+    if root.arrives is Arrives.NOWHERE and op.lost is not None:
+        reason += (
+            f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"
+            f" off by {op.lost:.0%} of fp32's."
+        )
+        if not op.grad_enabled:
+            reason += " No gradients are kept there: an evaluation or a target takes that number."
+        error = Measurement("relative error behind the infinity", op.lost, INACCURATE_ERROR)
+        values = (*values, error)
+    return Verdict(
+        Status.LATENT if root.is_latent else Status.FOUND,
+        reason + library,
+        module=op.module or None,
+        op=op.op,
+        phase=op.phase,
+        step=op.step,
+        line=op.line,
+        code=op.code,
+        evidence=(*values, *extra),
+        fix=fix,
+    )
 
 
 def place(op: BadOp) -> str:
@@ -159,36 +256,6 @@ def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
     return tuple(found)
 
 
-def op_verdict(
-    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = "as_is"
-) -> Verdict:
-    """A found verdict about one op, which was seen in ``run``."""
-    op = root.op
-    library = f" The op itself stands at {op.library}." if op.library else ""
-    values = magnitudes(op, run)
-    if root.arrives is Arrives.NOWHERE and op.lost is not None:
-        reason += (
-            f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"
-            f" off by {op.lost:.0%} of fp32's."
-        )
-        if not op.grad_enabled:
-            reason += " No gradients are kept there: an evaluation or a target takes that number."
-        error = Measurement("relative error behind the infinity", op.lost, INACCURATE_ERROR)
-        values = (*values, error)
-    return Verdict(
-        Status.LATENT if root.is_latent else Status.FOUND,
-        reason + library,
-        module=op.module or None,
-        op=op.op,
-        phase=op.phase,
-        step=op.step,
-        line=op.line,
-        code=op.code,
-        evidence=(*values, *extra),
-        fix=fix,
-    )
-
-
 def island(op: BadOp, kind: str, text: str, patch: str = "") -> Fix:
     """A fix that computes the op's module, or else its line, in fp32."""
     controls: list[str] = []
@@ -231,32 +298,3 @@ def island_patch(*modules: str) -> str:
             "    ...  # this expression, with its inputs as x.float()\n"
         )
     return ISLAND.replace("NAMES", repr(list(modules)))
-
-
-# A verdict from the exception that the script itself raised.
-
-
-def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
-    """Found: the exception's own words are the evidence."""
-    run = evidence.baseline
-    outcome = run.outcome
-    text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
-    step, again = outcome.steps, ""
-    if outcome.errors_caught:
-        step = outcome.error_step
-        again = f" The script caught it and went on, {outcome.errors_caught:,} times in all."
-    return Verdict(
-        Status.FOUND,
-        reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}{again}",
-        module=outcome.error_module or None,
-        phase="forward" if outcome.error_module else None,
-        step=step,
-        line=outcome.error_line,
-        evidence=(
-            Measurement(outcome.error_type, text, run="as_is", step=step),
-            Measurement(
-                "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
-            ),
-        ),
-        fix=fix,
-    )

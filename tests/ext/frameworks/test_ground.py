@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from ampscope import pythons
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.causes import FIX_KINDS
 from ampscope.cli.main import main
 from ampscope.control import KINDS
 from ampscope.diagnosis.findings import diagnose
@@ -35,8 +34,8 @@ from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZER
 from ampscope.observations import Outcome
 from ampscope.pythons import check_control, framework, framework_of
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
-from ampscope.rules import catalog
-from ampscope.rules.verdict import Fix, Status
+from ampscope.rules import framework_patches
+from ampscope.rules.verdict import FIX_KINDS, Fix, Status
 from ampscope.script_ends import ending
 from tests.helpers.child_runs import wait_until
 from tests.helpers.exponent_oracle import row_of
@@ -317,7 +316,7 @@ def test_a_healthy_run_of_keras_has_no_finding() -> None:
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", sorted(FIX_KINDS))
 def test_no_fix_speaks_of_torch(name: str, kind: str) -> None:
-    patch = catalog.patch(Fix(kind, "", framework=name, controls=("init_scale:1024",)))
+    patch = framework_patches.patch(Fix(kind, "", framework=name, controls=("init_scale:1024",)))
     assert "torch" not in patch
     if kind == "change_scale":
         assert "1024" in patch
