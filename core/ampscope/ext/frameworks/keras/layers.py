@@ -25,10 +25,10 @@ from tensorflow.python.eager.context import context
 from tensorflow.python.eager.record import could_possibly_record, stop_recording
 from tensorflow.python.framework import op_callbacks
 
+from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.keras.training import Training, module_record
 from ampscope.ext.frameworks.keras.values import FLOATS, short_name, values_of, variable_values
-from ampscope.ext.frameworks.recorder import LayerCall, is_vanished
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import Values, is_vanished
 from ampscope.patches import Patches
 
 

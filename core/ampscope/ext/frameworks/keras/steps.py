@@ -20,10 +20,11 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from ampscope.ext.frameworks.adapters import ControlSettings
+from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.keras.layers import Called
 from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
 from ampscope.ext.frameworks.keras.values import scalar, short_name, values_of, variable_values
-from ampscope.ext.frameworks.recorder import LayerCall, Numbering, StepFacts
+from ampscope.ext.frameworks.recorder import ObjectNames, StepFacts
 from ampscope.ext.frameworks.tensors import Values
 from ampscope.patches import Patches
 
@@ -37,8 +38,8 @@ class StepWatch:
     training: Training
     scaler: OwnScaler
     inside: int = 0  # > 0: an optimizer calls its inner one
-    optimizers: Numbering = field(default_factory=lambda: Numbering("optimizer"))
-    scalers: Numbering = field(default_factory=lambda: Numbering("scaler"))
+    optimizers: ObjectNames = field(default_factory=lambda: ObjectNames("optimizer"))
+    scalers: ObjectNames = field(default_factory=lambda: ObjectNames("scaler"))
     variables: dict[int, str] = field(default_factory=dict)  # names of weights by id
     late_s: float = 0.0  # recording of the last step, after its end
 

@@ -27,7 +27,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampscope.ext.frameworks.adapters import ControlSettings
+from ampscope.ext.frameworks.adapters import ControlSettings, wanted_gpu
 from ampscope.ext.frameworks.keras.layers import LayerWatch
 from ampscope.ext.frameworks.keras.steps import (
     LossWatch,
@@ -42,7 +42,6 @@ from ampscope.ext.frameworks.keras.steps import (
 from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Training, modules_of
 from ampscope.ext.frameworks.keras.values import scalar
 from ampscope.ext.frameworks.recorder import Recorder
-from ampscope.ext.frameworks.tensors import wanted_gpu
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.patches import Patches
 from ampscope.records import Cadence, Machine, RunSpec, State, StepRecord

@@ -24,6 +24,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.paddle.values import NAMES as FLOAT_NAMES
 from ampscope.ext.frameworks.paddle.values import (
     floating_tensors,
@@ -32,7 +33,6 @@ from ampscope.ext.frameworks.paddle.values import (
     names_of,
     view,
 )
-from ampscope.ext.frameworks.recorder import LayerCall
 from ampscope.ext.frameworks.tensors import Values
 from ampscope.patches import Patches
 from ampscope.records import OpRecord

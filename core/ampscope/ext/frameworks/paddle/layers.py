@@ -16,10 +16,11 @@ from typing import Any
 
 import paddle
 
+from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.paddle.emulation import MARK, Emulation, FirstBadOp, dtype_name
 from ampscope.ext.frameworks.paddle.values import NAMES, floating_tensors, view
-from ampscope.ext.frameworks.recorder import LayerCall, Recorder, is_vanished
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.tensors import Values, is_vanished
 from ampscope.patches import Patches
 from ampscope.records import ModuleRecord
 from ampscope.source_lines import SourceLines, line_name

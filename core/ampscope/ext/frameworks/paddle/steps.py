@@ -34,7 +34,7 @@ from ampscope.ext.frameworks.paddle.values import (
     subclasses,
     view,
 )
-from ampscope.ext.frameworks.recorder import Numbering, Recorder, StepFacts
+from ampscope.ext.frameworks.recorder import ObjectNames, Recorder, StepFacts
 from ampscope.ext.frameworks.tensors import Values
 from ampscope.patches import Patches
 
@@ -69,7 +69,7 @@ class StepWatch:
         self.paths = paths
         self._half, self._listener, self._is_sparing = half, listener, is_sparing
         self._loss = LossWatch()
-        self._optimizers, self._scalers = Numbering("optimizer"), Numbering("scaler")
+        self._optimizers, self._scalers = ObjectNames("optimizer"), ObjectNames("scaler")
         self._depth = 0
         self._unscaled: set[int] = set()
         self._scanned = False

@@ -26,7 +26,7 @@ from typing import Any
 
 import paddle
 
-from ampscope.ext.frameworks.adapters import ControlSettings, parse
+from ampscope.ext.frameworks.adapters import ControlSettings, parse, wanted_gpu
 from ampscope.ext.frameworks.paddle.emulation import (
     AUTO_CAST,
     DTYPE_NAMES,
@@ -39,7 +39,6 @@ from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
 from ampscope.ext.frameworks.paddle.steps import Scalers, StepWatch
 from ampscope.ext.frameworks.paddle.values import subclasses
 from ampscope.ext.frameworks.recorder import Recorder
-from ampscope.ext.frameworks.tensors import wanted_gpu
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.patches import Patches
 from ampscope.records import Machine, RunSpec, State
