@@ -6,14 +6,14 @@ AMPSCOPE_KERAS_PYTHON=/venv-keras/bin/python      pip install tensorflow-cpu num
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from ampscope.cli.main import main
 from ampscope.numerics.histogram import (
     ABOVE,
     FIRST,
@@ -24,7 +24,6 @@ from ampscope.numerics.histogram import (
     POS_INF,
     POS_ZERO,
 )
-from ampscope.pythons import with_package
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.scalers.replay import POLICIES, ScalerSettings
 from ampscope.store.reader import Reader
@@ -259,11 +258,9 @@ def test_a_watched_fit_holds_no_evidence_that_it_has_written(fits: tuple[Path, A
 
 
 def test_the_graph_rewrite_op_by_op() -> None:
-    command = [PYTHON, "-m", "ampscope.ext.frameworks.keras.graph_rewrite", "--json"]
-    environment = with_package({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    done = CliRunner().invoke(main, ["frameworks", "rewrite", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output)
     for rewrite, half in zip(report["rewrites"], ("float16", "bfloat16"), strict=True):
         assert rewrite["error"] == ""
         ops = {op["name"]: op for op in rewrite["ops"]}
