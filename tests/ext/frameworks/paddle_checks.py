@@ -29,6 +29,7 @@ from ampscope.ext.frameworks.paddle.emulation import (
     OpenRegion,
     OpRun,
 )
+from ampscope.ext.frameworks.paddle.loss_scales import Scalers
 from ampscope.ext.frameworks.paddle.plan import (
     NOT_COUNTED,
     PlannedOps,
@@ -37,7 +38,6 @@ from ampscope.ext.frameworks.paddle.plan import (
     on_a_cpu,
     planned,
 )
-from ampscope.ext.frameworks.paddle.steps import Scalers
 from ampscope.ext.frameworks.paddle.watch import machine, watching
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.patches import Patches

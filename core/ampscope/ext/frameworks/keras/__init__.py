@@ -6,7 +6,9 @@ adapter              what the probe and script processes load; the probe, and th
                      shared networks as Keras models
 values               a tensor of TensorFlow as bits, without a copy
 layers               every layer's call: outputs counted, the first bad one called again in fp32
-steps                optimizers, LossScaleOptimizer and losses: one step; loss scales set
+steps                one step: gradients and loss, weights before and after
+optimizer_state      what an optimizer and a LossScaleOptimizer hold
+loss_scales          controls that change the loss scale
 training             what the instruments of one training share; paths of layers
 watch                the callback; all instruments on and off; dtypes set; eager functions; machine
 graph_rewrite        the graph optimizer's automatic mixed precision, op by op

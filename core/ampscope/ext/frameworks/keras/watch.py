@@ -29,16 +29,9 @@ import tensorflow as tf
 
 from ampscope.ext.frameworks.adapters import ControlSettings, wanted_gpu
 from ampscope.ext.frameworks.keras.layers import LayerWatch
-from ampscope.ext.frameworks.keras.steps import (
-    LossWatch,
-    OwnScaler,
-    StepWatch,
-    calls,
-    control_loss_scales,
-    inner,
-    is_scaler,
-    scan_weights,
-)
+from ampscope.ext.frameworks.keras.loss_scales import OwnScaler, control_loss_scales
+from ampscope.ext.frameworks.keras.optimizer_state import calls, inner, is_scaler
+from ampscope.ext.frameworks.keras.steps import LossWatch, StepWatch, scan_weights
 from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Training, modules_of
 from ampscope.ext.frameworks.keras.values import scalar
 from ampscope.ext.frameworks.recorder import Recorder

@@ -2,14 +2,16 @@
 
     from ampscope.ext.frameworks.paddle import Watch, WatchCallback
 
-adapter    what the frame asks for; the probe, and the shared networks as Paddle layers
-values     a tensor's bits, in place or copied; attributes of Paddle replaced for a while
-emulation  half precision on a CPU: open regions, ops that round as a GPU would, decorated models,
-           and which op ran in which dtype
-layers     calls of layers, the gradients of their outputs, their paths and kinds
-steps      optimizer steps, backward passes, what an optimizer holds, GradScaler forced on
-watch      Watch and WatchCallback, for a user's own training; all instruments, and settings
-plan       which op of a script would run in which dtype on a GPU, as a command
+adapter          what the frame asks for; the probe, and the shared networks as Paddle layers
+values           a tensor's bits, in place or copied; attributes of Paddle replaced for a while
+emulation        half precision on a CPU: open regions, ops that round as a GPU would, decorated
+                 models, and which op ran in which dtype
+layers           calls of layers, the gradients of their outputs, their paths and kinds
+steps            optimizer steps and backward passes
+optimizer_state  what an optimizer and a GradScaler hold
+loss_scales      GradScaler forced on, and controls that change the loss scale
+watch            Watch and WatchCallback, for a user's own training; all instruments, and settings
+plan             which op of a script would run in which dtype on a GPU
 """
 
 import warnings

@@ -36,7 +36,8 @@ from ampscope.ext.frameworks.paddle.emulation import (
     OpenRegion,
 )
 from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
-from ampscope.ext.frameworks.paddle.steps import Scalers, StepWatch
+from ampscope.ext.frameworks.paddle.loss_scales import Scalers
+from ampscope.ext.frameworks.paddle.steps import StepWatch
 from ampscope.ext.frameworks.paddle.values import subclasses
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
