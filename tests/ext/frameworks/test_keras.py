@@ -253,7 +253,7 @@ def test_a_store_that_cannot_be_made_leaves_the_fit_alone(fits: tuple[Path, Any]
 
 
 def test_a_watched_fit_holds_no_evidence_that_it_has_written(fits: tuple[Path, Any]) -> None:
-    assert 0 < fits[1]["remembered"]["attempts"] < 5  # of 20
+    assert 0 < fits[1]["remembered"]["steps"] < 5  # of 20
     assert fits[1]["remembered"]["calls"] < 15
 
 

@@ -4,8 +4,12 @@
 
 adapter          what the frame asks for; the probe, and the shared networks as Paddle layers
 values           a tensor's bits, in place or copied; attributes of Paddle replaced for a while
-emulation        half precision on a CPU: open regions, ops that round as a GPU would, decorated
-                 models, and which op ran in which dtype
+emulation        half precision on a CPU: ops that round as a GPU would
+regions          the open auto_cast region, and in which dtype an op runs in it
+op_names         Paddle's two names of an op
+rounding         rounding to half precision, with the gradient or in place
+decorated        what ``decorate`` makes of models and optimizers
+seen_ops         which op ran in which dtype, and which made a layer's output bad
 layers           calls of layers, the gradients of their outputs, their paths and kinds
 steps            optimizer steps and backward passes
 optimizer_state  what an optimizer and a GradScaler hold

@@ -27,7 +27,7 @@ from ampscope.ext.frameworks.networks import (
     network,
 )
 from ampscope.ext.frameworks.paddle import watch
-from ampscope.ext.frameworks.paddle.emulation import DTYPE_NAMES
+from ampscope.ext.frameworks.paddle.regions import DTYPE_NAMES
 from ampscope.ext.frameworks.paddle.watch import watching
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.records import Machine, RunSpec

@@ -17,7 +17,9 @@ from typing import Any
 import paddle
 
 from ampscope.ext.frameworks.bad_layers import LayerCall
-from ampscope.ext.frameworks.paddle.emulation import MARK, Emulation, FirstBadOp, dtype_name
+from ampscope.ext.frameworks.paddle.emulation import Emulation
+from ampscope.ext.frameworks.paddle.rounding import MARK, dtype_name
+from ampscope.ext.frameworks.paddle.seen_ops import FirstBadOp
 from ampscope.ext.frameworks.paddle.values import NAMES, floating_tensors, view
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.ext.frameworks.tensors import Values, is_vanished

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampscope.ext.frameworks.paddle.emulation import MARK, keeps_half_state
+from ampscope.ext.frameworks.paddle.decorated import keeps_half_state
+from ampscope.ext.frameworks.paddle.rounding import MARK
 from ampscope.ext.frameworks.paddle.values import is_floating, view
 from ampscope.ext.frameworks.tensors import Values
 

@@ -23,20 +23,16 @@ from typing import Any
 
 import paddle
 
-from ampscope.ext.frameworks.paddle.emulation import (
+from ampscope.ext.frameworks.paddle.emulation import NAMES, TARGETS, Emulation, Tensor, inputs_of
+from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
+from ampscope.ext.frameworks.paddle.op_names import FIRST_INPUT_ONLY
+from ampscope.ext.frameworks.paddle.regions import (
     AUTO_CAST,
     DTYPE_NAMES,
-    FIRST_INPUT_ONLY,
-    NAMES,
-    TARGETS,
-    Emulation,
     OpenRegion,
     Region,
-    Tensor,
     dtype_of_op,
-    inputs_of,
 )
-from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
 from ampscope.ext.frameworks.paddle.steps import StepWatch
 from ampscope.ext.frameworks.paddle.values import floating_tensors
 from ampscope.ext.frameworks.recorder import Recorder

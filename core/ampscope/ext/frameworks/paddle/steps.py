@@ -17,11 +17,7 @@ from typing import Any, Protocol
 
 import paddle
 
-from ampscope.ext.frameworks.paddle.emulation import (
-    MARK,
-    HalfParameters,
-    dtype_name,
-)
+from ampscope.ext.frameworks.paddle.decorated import HalfParameters
 from ampscope.ext.frameworks.paddle.layers import LayerPaths
 from ampscope.ext.frameworks.paddle.optimizer_state import (
     eps_of,
@@ -30,6 +26,7 @@ from ampscope.ext.frameworks.paddle.optimizer_state import (
     second_moments,
     state_of,
 )
+from ampscope.ext.frameworks.paddle.rounding import MARK, dtype_name
 from ampscope.ext.frameworks.paddle.values import (
     NAMES,
     copy,

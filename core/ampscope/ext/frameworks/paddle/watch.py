@@ -27,16 +27,12 @@ from typing import Any
 import paddle
 
 from ampscope.ext.frameworks.adapters import ControlSettings, parse, wanted_gpu
-from ampscope.ext.frameworks.paddle.emulation import (
-    AUTO_CAST,
-    DTYPE_NAMES,
-    Emulation,
-    HalfParameters,
-    OpCounts,
-    OpenRegion,
-)
+from ampscope.ext.frameworks.paddle.decorated import HalfParameters
+from ampscope.ext.frameworks.paddle.emulation import Emulation
 from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
 from ampscope.ext.frameworks.paddle.loss_scales import Scalers
+from ampscope.ext.frameworks.paddle.regions import AUTO_CAST, DTYPE_NAMES, OpenRegion
+from ampscope.ext.frameworks.paddle.seen_ops import OpCounts
 from ampscope.ext.frameworks.paddle.steps import StepWatch
 from ampscope.ext.frameworks.paddle.values import subclasses
 from ampscope.ext.frameworks.recorder import Recorder
