@@ -20,7 +20,7 @@ import paddle
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.networks import network
 from ampscope.ext.frameworks.paddle import Watch, WatchCallback
-from ampscope.ext.frameworks.paddle.adapter import Training, model_of
+from ampscope.ext.frameworks.paddle.adapter import Training
 from ampscope.ext.frameworks.paddle.decorated import HalfParameters
 from ampscope.ext.frameworks.paddle.emulation import Emulation
 from ampscope.ext.frameworks.paddle.loss_scales import Scalers
@@ -35,6 +35,7 @@ from ampscope.ext.frameworks.paddle.plan import (
 from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.ext.frameworks.paddle.rounding import MARK
 from ampscope.ext.frameworks.paddle.seen_ops import OpCounts, OpRun
+from ampscope.ext.frameworks.paddle.shared_networks import model_of
 from ampscope.ext.frameworks.paddle.watch import machine, watching
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.patches import Patches

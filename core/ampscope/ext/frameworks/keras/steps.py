@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from ampscope.ext.frameworks.bad_layers import LayerCall
-from ampscope.ext.frameworks.keras.layers import Called
+from ampscope.ext.frameworks.keras.called_again import Called
 from ampscope.ext.frameworks.keras.loss_scales import (
     OwnScaler,
     has_nonfinite,

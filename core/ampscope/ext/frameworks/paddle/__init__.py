@@ -2,7 +2,8 @@
 
     from ampscope.ext.frameworks.paddle import Watch, WatchCallback
 
-adapter          what the frame asks for; the probe, and the shared networks as Paddle layers
+adapter          what the frame asks for; the probe
+shared_networks  the networks that all frameworks share, as Paddle layers
 values           a tensor's bits, in place or copied; attributes of Paddle replaced for a while
 emulation        half precision on a CPU: ops that round as a GPU would
 regions          the open auto_cast region, and in which dtype an op runs in it
