@@ -23,6 +23,7 @@ from ampscope.ext.frameworks.paddle import Watch, WatchCallback
 from ampscope.ext.frameworks.paddle.adapter import Training
 from ampscope.ext.frameworks.paddle.decorated import HalfParameters
 from ampscope.ext.frameworks.paddle.emulation import Emulation
+from ampscope.ext.frameworks.paddle.instruments import machine, watching
 from ampscope.ext.frameworks.paddle.loss_scales import Scalers
 from ampscope.ext.frameworks.paddle.plan import (
     NOT_COUNTED,
@@ -36,7 +37,6 @@ from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.ext.frameworks.paddle.rounding import MARK
 from ampscope.ext.frameworks.paddle.seen_ops import OpCounts, OpRun
 from ampscope.ext.frameworks.paddle.shared_networks import model_of
-from ampscope.ext.frameworks.paddle.watch import machine, watching
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.patches import Patches
 from ampscope.records import Cadence, RunSpec

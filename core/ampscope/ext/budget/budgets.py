@@ -105,9 +105,6 @@ def judge_lost(limit: float, run: RunView, fp32: RunView | None) -> BudgetOutcom
     )
 
 
-# ---- fp32 islands
-
-
 def lost_gradients(run: RunView, fp32: RunView) -> tuple[int, int] | None:
     """Elements of the optimizers' gradients that are zero in the run and not in its fp32 control,
     and those that are not zero in the control, over the steps that both made; None without any.

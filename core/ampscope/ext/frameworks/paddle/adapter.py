@@ -18,10 +18,10 @@ import paddle
 from ampscope.errors import BadInput, Cancelled
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.networks import Array, network
-from ampscope.ext.frameworks.paddle import watch
+from ampscope.ext.frameworks.paddle import instruments
+from ampscope.ext.frameworks.paddle.instruments import watching
 from ampscope.ext.frameworks.paddle.regions import DTYPE_NAMES
 from ampscope.ext.frameworks.paddle.shared_networks import model_of
-from ampscope.ext.frameworks.paddle.watch import watching
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.records import Machine, RunSpec
 
@@ -32,8 +32,8 @@ _VALUES = {"--level": ("O1", "O2"), "--loop": ("update", "minimize")}
 def machine(spec: RunSpec) -> Machine:
     """Where and with what a run of ``spec`` takes place; Paddle is on that device then. On CUDA
     Paddle is as it is; on a CPU half precision is emulated and the scaler forced on."""
-    watch.choose_device(spec)
-    return watch.machine(spec)
+    instruments.choose_device(spec)
+    return instruments.machine(spec)
 
 
 def seed(seed: int) -> None:

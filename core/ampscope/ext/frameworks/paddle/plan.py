@@ -24,7 +24,8 @@ from typing import Any
 import paddle
 
 from ampscope.ext.frameworks.paddle.emulation import NAMES, TARGETS, Emulation, Tensor, inputs_of
-from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
+from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
+from ampscope.ext.frameworks.paddle.layers import LayerWatch
 from ampscope.ext.frameworks.paddle.op_names import FIRST_INPUT_ONLY
 from ampscope.ext.frameworks.paddle.regions import (
     AUTO_CAST,

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import paddle
 
 from ampscope.ext.frameworks.paddle.decorated import HalfParameters
-from ampscope.ext.frameworks.paddle.layers import LayerPaths
+from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.ext.frameworks.paddle.optimizer_state import (
     eps_of,
     growth_counter,
