@@ -21,10 +21,10 @@ from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.networks import network
 from ampscope.ext.frameworks.paddle import Watch, WatchCallback
 from ampscope.ext.frameworks.paddle.adapter import Training
+from ampscope.ext.frameworks.paddle.applied_settings import Scalers
 from ampscope.ext.frameworks.paddle.decorated import HalfParameters
 from ampscope.ext.frameworks.paddle.emulation import Emulation
 from ampscope.ext.frameworks.paddle.instruments import machine, watching
-from ampscope.ext.frameworks.paddle.loss_scales import Scalers
 from ampscope.ext.frameworks.paddle.plan import (
     NOT_COUNTED,
     PlannedOps,

@@ -12,11 +12,9 @@ rounding         rounding to half precision, with the gradient or in place
 decorated        what ``decorate`` makes of models and optimizers
 seen_ops         which op ran in which dtype, and which made a layer's output bad
 layers           calls of layers, the gradients of their outputs; layer_paths: their paths
-steps            optimizer steps and backward passes
-optimizer_state  what an optimizer and a GradScaler hold
-loss_scales      GradScaler forced on, and controls that change the loss scale
+steps            optimizer steps, what an optimizer holds, and backward passes
 watch            Watch and WatchCallback, for a user's own training
-instruments      all instruments at once; applied_settings: what changes a training
+instruments      all instruments at once; applied_settings: what changes a training, scalers
 plan             which op of a script would run in which dtype on a GPU
 """
 

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 import paddle
 
 from ampscope.ext.frameworks.adapters import ControlSettings, parse, wanted_gpu
-from ampscope.ext.frameworks.paddle.applied_settings import AppliedSettings, change_precision
+from ampscope.ext.frameworks.paddle.applied_settings import (
+    AppliedSettings,
+    Scalers,
+    change_precision,
+)
 from ampscope.ext.frameworks.paddle.decorated import HalfParameters
 from ampscope.ext.frameworks.paddle.emulation import Emulation
 from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.ext.frameworks.paddle.layers import LayerWatch
-from ampscope.ext.frameworks.paddle.loss_scales import Scalers
 from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.ext.frameworks.paddle.seen_ops import OpCounts
 from ampscope.ext.frameworks.paddle.steps import StepWatch
