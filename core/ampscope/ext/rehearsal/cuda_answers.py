@@ -30,13 +30,13 @@ from ampscope.ext.rehearsal.cuda_streams import (
     StreamContext,
     current_stream,
     default_stream,
+    reset_streams,
     set_stream,
 )
 from ampscope.ext.rehearsal.current_device import (
     ChosenDevice,
     DeviceOf,
     asked_by_torch,
-    chosen,
     current_device,
     device_count,
     get_device_index,
@@ -74,7 +74,7 @@ def answering(profile: DeviceProfile) -> Iterator[None]:
         _patch_backends(patches, profile)
         _patch_refused(patches)
         with ChosenDevice(0):
-            chosen.streams = {}
+            reset_streams()
             yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from typing import Any, Self
 
@@ -10,13 +11,13 @@ import torch
 
 from ampscope.ext.rehearsal.current_device import (
     ChosenDevice,
-    chosen,
     device_named,
     index_of,
     set_device,
 )
 
 _numbers = itertools.count(1)
+_thread = threading.local()  # its current streams
 
 
 class Stream:
@@ -91,18 +92,23 @@ class StreamContext(ChosenDevice):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        chosen.streams = self._streams_before.pop()
+        _thread.streams = self._streams_before.pop()
 
 
 def _streams() -> dict[int, Stream]:
     """This thread's current stream of each device that has another than the default."""
-    found: dict[int, Stream] = getattr(chosen, "streams", {})
+    found: dict[int, Stream] = getattr(_thread, "streams", {})
     return found
+
+
+def reset_streams() -> None:
+    """The default stream of each device is the current one of this thread."""
+    _thread.streams = {}
 
 
 def set_stream(stream: Stream) -> None:
     """``torch.cuda.set_stream``: it also makes the stream's device the current one."""
-    chosen.streams = {**_streams(), stream.device_index: stream}
+    _thread.streams = {**_streams(), stream.device_index: stream}
     set_device(stream.device)
 
 

@@ -22,7 +22,7 @@ _PASS_ON: Final = (
     "torch.cuda.", "torch.accelerator.",
     *(f"{__package__}.{name}." for name in ("cuda_answers", "cuda_streams", "current_device")),
 )  # fmt: skip
-chosen = threading.local()  # what a thread has set: `index` of a device, `streams` by index
+_chosen = threading.local()  # this thread's torch.cuda.set_device
 
 
 def asked_by_torch() -> bool:
@@ -77,7 +77,7 @@ def device_count() -> int:
 
 def current_device() -> int:
     """The index that this thread has chosen, 0 until then."""
-    found: int = getattr(chosen, "index", 0)
+    found: int = getattr(_chosen, "index", 0)
     return found
 
 
@@ -86,7 +86,7 @@ def set_device(device: Any = None) -> None:
     starts by itself choose theirs, and only the script knows how many they are."""
     index = device if isinstance(device, int) else torch.device(device).index
     if index is not None and index >= 0:
-        chosen.index = index
+        _chosen.index = index
 
 
 class ChosenDevice(contextlib.ContextDecorator):
@@ -102,7 +102,7 @@ class ChosenDevice(contextlib.ContextDecorator):
             set_device(self._device)
 
     def __exit__(self, *error: object) -> None:
-        chosen.index = self._before.pop()
+        _chosen.index = self._before.pop()
 
 
 class DeviceOf(ChosenDevice):
