@@ -31,8 +31,8 @@ import tensorflow as tf
 
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.keras import Watch
-from ampscope.ext.frameworks.keras.adapter import build
-from ampscope.ext.frameworks.keras.watch import machine, versions, watching
+from ampscope.ext.frameworks.keras.instruments import machine, versions, watching
+from ampscope.ext.frameworks.keras.shared_networks import build
 from ampscope.ext.frameworks.networks import network
 from ampscope.ext.frameworks.recorder import Recorder, Writing
 from ampscope.records import Cadence, RunSpec

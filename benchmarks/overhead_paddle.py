@@ -31,8 +31,9 @@ import paddle
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.paddle import Watch
 from ampscope.ext.frameworks.paddle.adapter import Training
-from ampscope.ext.frameworks.paddle.emulation import Emulation, OpenRegion
-from ampscope.ext.frameworks.paddle.steps import Scalers
+from ampscope.ext.frameworks.paddle.applied_settings import Scalers
+from ampscope.ext.frameworks.paddle.emulation import Emulation
+from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.patches import Patches
 from ampscope.records import RunSpec
 

@@ -30,10 +30,20 @@ from app.ext.figures import framework_lines
 from app.runs import live
 from app.text import code, escape, number, percent, plural, power_of_two
 
-# Start the same network in every framework that is on this machine.
-
-
 STEPS = 10
+_HELP = (
+    "fp16: PyTorch's autocast with GradScaler, Keras' mixed_float16, Paddle's auto_cast O1 with "
+    "GradScaler. On a CPU PyTorch rehearses CUDA's lists, Keras computes in half itself, and "
+    "Paddle, which switches AMP off on a CPU, is emulated by rounding after its own lists."
+)
+TITLES = {"torch": "PyTorch", "keras": "Keras", "paddle": "Paddle"}
+ROLES = {
+    Role.ACTIVATION: "activations",
+    Role.GRAD_OUTPUT: "gradients of outputs",
+    Role.WEIGHT_GRAD: "weight gradients",
+    Role.WEIGHT: "weights",
+}
+_ENDED = {**states.ENDED, State.FINISHED: "recorded no layer"}
 
 
 def show_form() -> str:
@@ -75,24 +85,6 @@ def show_form() -> str:
     except AmpscopeError as error:
         states.unreadable(str(error))
         return ""
-
-
-_HELP = (
-    "fp16: PyTorch's autocast with GradScaler, Keras' mixed_float16, Paddle's auto_cast O1 with "
-    "GradScaler. On a CPU PyTorch rehearses CUDA's lists, Keras computes in half itself, and "
-    "Paddle, which switches AMP off on a CPU, is emulated by rounding after its own lists."
-)
-
-
-# Runs of one network in several frameworks: what is the same, what differs, and why.
-
-
-ROLES = {
-    Role.ACTIVATION: "activations",
-    Role.GRAD_OUTPUT: "gradients of outputs",
-    Role.WEIGHT_GRAD: "weight gradients",
-    Role.WEIGHT: "weights",
-}
 
 
 def pick_group() -> str:
@@ -153,6 +145,20 @@ def show_differences(runs: Sequence[RunInfo]) -> None:
     with chart.details("All layers, and why they differ"):
         table = differences_table(first, done[1:], found)
         chart.table(table, "framework-differences", key="fw-differences")
+
+
+def unfinished(runs: Sequence[RunInfo], compared: Sequence[RunInfo]) -> list[RunInfo]:
+    """The newest run of each framework that is not compared, and runs that are and ended early."""
+    of = {run.spec.framework: run for run in sorted(runs, key=lambda run: run.created)}
+    of |= {run.spec.framework: run for run in compared}
+    return [run for run in of.values() if run not in compared or run.state is not State.FINISHED]
+
+
+def difference_words(run: RunInfo, is_compared: bool) -> str:
+    """How it ended, as part of the page's sentence."""
+    after = f" after {plural(run.steps_done, 'step')}" if run.steps_done else ""
+    ended = _ENDED.get(run.state, run.state.value) + after
+    return f"{TITLES[run.spec.framework]} {ended}" + ("" if is_compared else ": not compared")
 
 
 def _newest(runs: Sequence[RunInfo]) -> list[RunInfo]:
@@ -247,12 +253,6 @@ def _seen(path: str, shown: dict[str, LayerSeen]) -> str:
     return f"{path}: {'; '.join(parts)}. {seen}"
 
 
-# Tables of the Frameworks page: what each run was, and where layers differ.
-
-
-TITLES = {"torch": "PyTorch", "keras": "Keras", "paddle": "Paddle"}
-
-
 def module_facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
     """What each run was: half precision real or emulated, scaler real or forced, scale, skips."""
     rows = {}
@@ -305,23 +305,3 @@ def differences_table(
         for d in sorted(found[run.id], key=lambda d: -d.moved)
     ]
     return pd.DataFrame(rows)
-
-
-# Frameworks of a comparison whose run did not come to its end, in words.
-
-
-_ENDED = {**states.ENDED, State.FINISHED: "recorded no layer"}
-
-
-def unfinished(runs: Sequence[RunInfo], compared: Sequence[RunInfo]) -> list[RunInfo]:
-    """The newest run of each framework that is not compared, and runs that are and ended early."""
-    of = {run.spec.framework: run for run in sorted(runs, key=lambda run: run.created)}
-    of |= {run.spec.framework: run for run in compared}
-    return [run for run in of.values() if run not in compared or run.state is not State.FINISHED]
-
-
-def difference_words(run: RunInfo, is_compared: bool) -> str:
-    """How it ended, as part of the page's sentence."""
-    after = f" after {plural(run.steps_done, 'step')}" if run.steps_done else ""
-    ended = _ENDED.get(run.state, run.state.value) + after
-    return f"{TITLES[run.spec.framework]} {ended}" + ("" if is_compared else ": not compared")

@@ -272,11 +272,11 @@ def _text(stream: str | bytes | None) -> str:
 
 def stand_in(script: str, *arguments: str) -> None:
     """Run a benchmark with a CUDA device that is stood in for."""
-    from ampscope.ext.rehearsal.stand_in_device import stand_in as standing_in
+    from ampscope.ext.rehearsal.simulated_device import simulated_cuda
     from ampscope.policy.device_profiles import PROFILES
 
     sys.argv = [script, *arguments]
-    with standing_in(PROFILES["h100"]):
+    with simulated_cuda(PROFILES["h100"]):
         runpy.run_path(script, run_name="__main__")
 
 

@@ -28,7 +28,7 @@ class _Silent:
 
 def rehearsal(folder: str) -> AbstractContextManager[Any]:
     """The surroundings of a rehearsed run, without instruments."""
-    from ampscope.ext.rehearsal.stand_in_device import stand_in
+    from ampscope.ext.rehearsal.simulated_device import simulated_cuda
     from ampscope.policy.device_profiles import PROFILES, USUAL
     from ampscope.runner.probe import arithmetic
     from ampscope.runner.script_device import CudaRequests
@@ -38,7 +38,7 @@ def rehearsal(folder: str) -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(without_compiling())
     stack.enter_context(CudaRequests(SourceLines(folder), True, _Silent()).watching())
-    stack.enter_context(stand_in(PROFILES[USUAL]))
+    stack.enter_context(simulated_cuda(PROFILES[USUAL]))
     stack.enter_context(arithmetic("rehearsal"))
     return stack
 

@@ -476,7 +476,7 @@ class HalfRequests:
         self._lines = lines
         self._found: dict[tuple[str, str, str], OpUse] = {}
         # A CUDA device is stood in for: who asks decides about the answer, so nothing stands
-        # between (:func:`ampscope.ext.rehearsal.cuda_answers.asked_by_torch`).
+        # between (:func:`ampscope.ext.rehearsal.current_device.asked_by_torch`).
         self.finds_cuda = False
 
     def records(self) -> list[OpUse]:

@@ -26,7 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ampscope.cli.main import main
 from ampscope.ext.agents.jobs import run_child
-from ampscope.ext.agents.server import Guard
+from ampscope.ext.agents.transports import RequestGuard
 from tests.helpers.dashboard_server import in_a_loop
 
 TOKEN, PORT = "t0ken", 4321
@@ -67,7 +67,7 @@ def status(headers: list[tuple[str, str]], kind: str = "http") -> int:
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     scope = {"type": kind, "method": "POST", "path": "/mcp", "headers": raw}
-    in_a_loop(Guard(application, TOKEN, PORT)(scope, receive, send))
+    in_a_loop(RequestGuard(application, TOKEN, PORT)(scope, receive, send))
     return int(sent[0]["status"])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampscope.ext.frameworks.adapters import ControlSettings
-from ampscope.ext.frameworks.keras.watch import watching
+from ampscope.ext.frameworks.keras.instruments import watching
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.records import Cadence
 

@@ -20,15 +20,11 @@ import paddle
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.networks import network
 from ampscope.ext.frameworks.paddle import Watch, WatchCallback
-from ampscope.ext.frameworks.paddle.adapter import Training, model_of
-from ampscope.ext.frameworks.paddle.emulation import (
-    MARK,
-    Emulation,
-    HalfParameters,
-    OpCounts,
-    OpenRegion,
-    OpRun,
-)
+from ampscope.ext.frameworks.paddle.adapter import Training
+from ampscope.ext.frameworks.paddle.applied_settings import Scalers
+from ampscope.ext.frameworks.paddle.decorated import HalfParameters
+from ampscope.ext.frameworks.paddle.emulation import Emulation
+from ampscope.ext.frameworks.paddle.instruments import machine, watching
 from ampscope.ext.frameworks.paddle.plan import (
     NOT_COUNTED,
     PlannedOps,
@@ -37,8 +33,10 @@ from ampscope.ext.frameworks.paddle.plan import (
     on_a_cpu,
     planned,
 )
-from ampscope.ext.frameworks.paddle.steps import Scalers
-from ampscope.ext.frameworks.paddle.watch import machine, watching
+from ampscope.ext.frameworks.paddle.regions import OpenRegion
+from ampscope.ext.frameworks.paddle.rounding import MARK
+from ampscope.ext.frameworks.paddle.seen_ops import OpCounts, OpRun
+from ampscope.ext.frameworks.paddle.shared_networks import model_of
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.patches import Patches
 from ampscope.records import Cadence, RunSpec
@@ -445,7 +443,7 @@ def _nothing() -> Any:
 
 def rounding(folder: Path) -> dict[str, Any]:
     """Rounding in memory, on the values of rounding_in.npz."""
-    from ampscope.ext.frameworks.paddle.emulation import round_memory
+    from ampscope.ext.frameworks.paddle.rounding import round_memory
 
     given = np.load(folder / "rounding_in.npz")["values"]
     found = {}

@@ -26,9 +26,10 @@ from ampscope.ext.frameworks import FRAMEWORKS, KERAS, PADDLE, adapters, environ
 from ampscope.ext.frameworks import cli as cli_frameworks
 from ampscope.ext.frameworks import recorder as writing_room
 from ampscope.ext.frameworks.adapters import parse
+from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.networks import NAMES, network
-from ampscope.ext.frameworks.recorder import LayerCall, Recorder, StepFacts, square_sum
-from ampscope.ext.frameworks.tensors import Values, count_into
+from ampscope.ext.frameworks.recorder import Recorder, StepFacts
+from ampscope.ext.frameworks.tensors import Values, count_into, square_sum
 from ampscope.launcher.launch import checked, launch
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.observations import Outcome

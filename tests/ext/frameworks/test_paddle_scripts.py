@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.findings import Diagnosis, diagnose
-from tests.helpers.paddle_python import SCRIPTS, VARIABLE, call, checked, needs_paddle, script_view
+from tests.helpers.paddle_python import SCRIPTS, VARIABLE, checked, needs_paddle, script_view
 
 pytestmark = [needs_paddle, pytest.mark.timeout(1500)]  # 30 trainings, one process each
 EXPECTED = {
@@ -56,7 +58,9 @@ def test_the_planted_cause_is_named_first(views: dict[str, dict[str, RunView]], 
 
 
 def test_every_script_was_planned_and_counted_like_paddle_counts() -> None:
-    done = call("-m", "ampscope.ext.frameworks.paddle.plan", str(SCRIPTS / "paddle_healthy_o2.py"))
+    script = str(SCRIPTS / "paddle_healthy_o2.py")
+    command = [sys.executable, "-m", "ampscope.cli.main", "frameworks", "plan", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "conv2d" in done.stdout
     assert "count the same ops" in done.stdout

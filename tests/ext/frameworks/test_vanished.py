@@ -9,8 +9,9 @@ import pytest
 
 from ampscope.analysis.root_op import ForwardClass, forward_class, silent_suspects
 from ampscope.analysis.run_view import RunView
-from ampscope.ext.frameworks.recorder import LayerCall, Recorder, StepFacts, is_there, is_vanished
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.bad_layers import LayerCall
+from ampscope.ext.frameworks.recorder import Recorder, StepFacts
+from ampscope.ext.frameworks.tensors import Values, is_there, is_vanished
 from ampscope.records import Cadence
 
 STEPS = 6

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ampscope.ext.rehearsal.stand_in_device import stand_in
+from ampscope.ext.rehearsal.simulated_device import simulated_cuda
 from ampscope.policy.device_profiles import PROFILES
 from ampscope.runner.controls import HalfRequests
 from ampscope.runner.probe import arithmetic
@@ -150,7 +150,7 @@ def rehearsal():
     """As a script is rehearsed."""
     lines = SourceLines("/nowhere")
     requests = CudaRequests(lines, redirect=True, requests=HalfRequests(lines))
-    with requests.watching(), stand_in(PROFILES["a100"]), arithmetic("rehearsal"):
+    with requests.watching(), simulated_cuda(PROFILES["a100"]), arithmetic("rehearsal"):
         yield
 
 

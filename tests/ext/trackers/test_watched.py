@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ampscope
-from ampscope.ext.trackers.steps import write_tensorboard
+from ampscope.ext.trackers.tensorboard_file import write_tensorboard
 from ampscope.store.reader import Reader
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -57,9 +57,6 @@ def check_page(offset: int, limit: int) -> None:
         raise BadInput(f"The limit must be from 1 to {MOST_PER_PAGE}, not {limit:,}.")
 
 
-# ---- preflight
-
-
 @dataclass(frozen=True, slots=True)
 class SourceFinding:
     """One finding of preflight at its place in a file; ``repair``: whether there is a safe one."""
@@ -101,9 +98,6 @@ def preflight(result: Result, diff: str, offset: int, limit: int) -> Preflight:
     return Preflight(
         len(result.sources), len(result.findings), findings, following, left_out, patch
     )
-
-
-# ---- a verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +235,6 @@ def _named(text: str | None) -> str | None:
     return None if text is None else line(text)
 
 
-# ---- runs
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """One recorded run. ``verdict`` is of the diagnosis whose baseline it is, behind a space its
@@ -284,9 +275,6 @@ def run(info: RunInfo, concluded: str | None) -> Run:
         created.isoformat(timespec="seconds"), info.steps_done, visible(info.message, 1000),
         concluded,
     )  # fmt: skip
-
-
-# ---- two runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,9 +379,6 @@ def _module_pair(pair: Pair) -> ModulePair:
         [finite(s.lost) for s in sides], [finite(s.zeros) for s in sides],
         [s.nonfinite for s in sides],
     )  # fmt: skip
-
-
-# ---- a fix that was run
 
 
 @dataclass(frozen=True)

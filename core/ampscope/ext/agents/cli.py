@@ -38,7 +38,8 @@ def mcp(scripts: tuple[Path, ...], port: int | None, store: Path) -> None:
             "pip install 'ampscope[mcp]'"
         )
     from ampscope.ext.agents.jobs import Folders  # the other commands do without the SDK
-    from ampscope.ext.agents.server import make_server, serve_http, serve_stdio
+    from ampscope.ext.agents.server import make_server
+    from ampscope.ext.agents.transports import serve_http, serve_stdio
 
     server = make_server(store, Folders(scripts))
     if port is None:

@@ -26,15 +26,11 @@ from ampscope.launcher.script_runs import ENDS_WITHIN_S
 from ampscope.report.document import line
 
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 100, 4_000
-MOST_STEPS, LONGEST_RUN_S = 100_000, 3_600.0
 PULSE_S = 5.0  # between notifications of progress while nothing new happens
 # A child that is told to stop ends when a torch import of its own child has, and puts files back.
 ENDING_S = ENDS_WITHIN_S + 60
 MOST_OUTPUT = 16_000_000  # bytes of a child's standard output; a document has about 50,000
 _RUNNING = "Running: "  # how `ampscope diagnose` names the run that it starts
-
-
-# ---- which scripts
 
 
 class Folders:
@@ -97,9 +93,6 @@ def checked_arguments(args: Sequence[str]) -> list[str]:
         if len(arg) > LONGEST_ARGUMENT or "\0" in arg:
             raise BadInput(f"The argument {line(arg, 60)!r} is too long or holds a null byte.")
     return list(args)
-
-
-# ---- child processes
 
 
 async def run_child(

@@ -1,28 +1,19 @@
-"""The MCP server: tools and resources for a coding agent, over stdio or HTTP on loopback.
+"""The MCP server: tools and resources for a coding agent.
 
 A tool answers a record of :mod:`.answers`, a picture, or an error of one sentence.
-What trains runs in child processes, as for the command line: this process never loads torch. Over
-stdio the protocol has standard output for itself; everything else goes to standard error.
+What trains runs in child processes, as for the command line: this process never loads torch.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import hmac
 import json
-import os
-import secrets
-import signal
-import socket
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 from mcp_types import (
@@ -33,18 +24,15 @@ from mcp_types import (
     ToolAnnotations,
 )
 from pydantic import ValidationError
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ampscope import __version__, loopback
+from ampscope import __version__
 from ampscope.causes import CAUSES, Cause, Code, find_cause
-from ampscope.cli import stopping
 from ampscope.cli.tables import run_as_json
 from ampscope.cli.zoo import explained, explained_code
 from ampscope.control import BASELINE, INTERVENTIONS, Control
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.ext.agents import answers
-from ampscope.ext.agents.jobs import Folders, Progress, checked_arguments, run_child, stop_all
+from ampscope.ext.agents.jobs import Folders, Progress, checked_arguments, run_child
 from ampscope.ext.preflight.checks import Result, check_paths, difference, files_below, repaired
 from ampscope.ext.preflight.cli import settings_for
 from ampscope.ext.preflight.codes import CODES, find_code
@@ -60,8 +48,6 @@ from ampscope.store.reader import Reader
 
 T = TypeVar("T")
 
-HOST, PATH = "127.0.0.1", "/mcp"
-GRACE_S = 3  # that open requests have to end after a signal, over HTTP
 MOST_STEPS, LONGEST_RUN_S = 100_000, 3_600.0
 POLICIES = ("auto", "native", "cuda")
 MOST_PATHS = 50
@@ -107,7 +93,9 @@ def make_server(store: Path, folders: Folders) -> AgentServer:
         instructions=_instructions(folders),
         log_level="WARNING",
     )
-    _add_running(server, store, folders)
+    turns = _Turns()
+    _add_diagnose(server, store, folders, turns)
+    _add_try_fix(server, store, folders, turns)
     _add_reading(server, store, folders)
     _add_resources(server, store)
     return server
@@ -127,23 +115,27 @@ def _instructions(folders: Folders) -> str:
     )
 
 
-# ---- tools that run a script
+class _Turns:
+    """Runs commands one at a time: two trainings would slow down and disturb each other."""
 
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
 
-def _add_running(server: AgentServer, store: Path, folders: Folders) -> None:
-    in_turn = anyio.Lock()  # one training at a time: two would slow down and disturb each other
-
-    async def run(context: Context[Any, Any], command: list[str], where: Path) -> tuple[str, str]:
+    async def run(
+        self, context: Context[Any, Any], command: list[str], where: Path
+    ) -> tuple[str, str]:
         """Standard output and the last words of a command, while the client hears of it."""
         progress = Progress(context)
         async with progress.going():
-            if in_turn.locked():
+            if self._lock.locked():
                 progress.say("waiting for another run to end")
-            async with in_turn:
+            async with self._lock:
                 progress.say("starting")
                 _, output, last = await run_child(command, where, progress.hear)
         return output, last.removeprefix("ampscope: ")
 
+
+def _add_diagnose(server: AgentServer, store: Path, folders: Folders, turns: _Turns) -> None:
     @server.tool(title="Diagnose a training", annotations=RUNS, structured_output=True)
     async def diagnose(
         script: str, context: Context[Any, Any], args: list[str] | None = None,
@@ -170,7 +162,7 @@ def _add_running(server: AgentServer, store: Path, folders: Folders) -> None:
         command += [] if steps is None else ["--steps", str(steps)]
         command += [] if verify else ["--no-verify"]
         command += [str(path), *checked_arguments(args or [])]
-        output, last = await run(context, command, where)
+        output, last = await turns.run(context, command, where)
         try:
             told = json.loads(output)
         except json.JSONDecodeError:
@@ -181,6 +173,8 @@ def _add_running(server: AgentServer, store: Path, folders: Folders) -> None:
             told["notes"].insert(0, unused)
         return answers.verdict(told)
 
+
+def _add_try_fix(server: AgentServer, store: Path, folders: Folders, turns: _Turns) -> None:
     @server.tool(title="Run a script under a fix", annotations=RUNS, structured_output=True)
     async def try_fix(run_id: str, control: str, context: Context[Any, Any]) -> answers.FixTried:
         """Run the script of a diagnosis again with one change, from outside, and say whether that
@@ -207,7 +201,7 @@ def _add_running(server: AgentServer, store: Path, folders: Folders) -> None:
         if Control(control).first.name == "lr":  # judged against fp32 at the same rate
             wanted.append(Control(control).in_fp32)
         command = [*started("ampscope.launcher.script_runs"), "--store", str(store.absolute())]
-        _, last = await run(context, [*command, "--run", known, "--", *wanted], where)
+        _, last = await turns.run(context, [*command, "--run", known, "--", *wanted], where)
         try:
             return await _reading(store, lambda reader: answers.fix_tried(reader, known, control))
         except BadInput as error:
@@ -232,9 +226,6 @@ def _check_limits(steps: int | None, time_limit_s: float, policy: str, device: s
         raise BadInput(
             f"There is no device {line(device, 60)!r}. Use one of: {', '.join(PROFILES)}."
         )
-
-
-# ---- tools that read
 
 
 def _add_reading(server: AgentServer, store: Path, folders: Folders) -> None:
@@ -364,9 +355,6 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work)
 
 
-# ---- resources
-
-
 def _add_resources(server: AgentServer, store: Path) -> None:
     async def bounded(work: Callable[[Reader], str]) -> str:
         try:
@@ -404,97 +392,3 @@ def _add_resources(server: AgentServer, store: Path) -> None:
             return explained(find_cause(code))
         except BadInput as error:
             raise ResourceNotFoundError(visible(str(error))) from error
-
-
-# ---- transports
-
-
-def serve_stdio(server: AgentServer) -> None:
-    """Until the client closes standard input, or a signal comes."""
-    anyio.run(_until_signal, server)
-
-
-async def _until_signal(server: AgentServer) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(_stopped_by_signal)
-        await server.run_stdio_async()
-        group.cancel_scope.cancel()
-
-
-async def _stopped_by_signal() -> None:
-    """Not by an exception, as in other commands: the thread that reads standard input cannot be
-    interrupted, and would be waited for."""
-    numbers = [n for n in stopping.SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-    with anyio.open_signal_receiver(*numbers) as signals:
-        async for _ in signals:
-            stop_all()
-            os.write(2, stopping.SENTENCE.encode())
-            os._exit(stopping.EXIT_STOPPED)
-
-
-def serve_http(server: AgentServer, port: int) -> None:
-    """On loopback alone, until a signal. The token is made here and printed once, to standard
-    error. Raises BadInput for a port that cannot be had."""
-    with (
-        contextlib.ExitStack() as stack,
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening,
-    ):
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((HOST, port))
-            listening.listen()  # a client that reads the address below can connect
-        except (OSError, OverflowError) as error:
-            raise BadInput(f"Port {port} of {HOST} cannot be had: {error}.") from error
-        bound, token = listening.getsockname()[1], secrets.token_urlsafe(32)
-        stack.enter_context(loopback.held(HOST, bound))
-        guarded = Guard(server.streamable_http_app(host=HOST), token, bound)
-        print(
-            f"ampscope: http://{HOST}:{bound}{PATH}\nampscope: Authorization: Bearer {token}",
-            file=sys.stderr,
-            flush=True,
-        )
-        config = uvicorn.Config(
-            guarded,
-            log_level="warning",
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
-
-
-class Guard:
-    """Refuses, before the protocol sees it, a request with another name (421, against DNS
-    rebinding), from another origin (403), or without the token (401)."""
-
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        names = [f"{name}:{port}" for name in (HOST, "localhost")]
-        self._app = app
-        self._expected = f"Bearer {token}".encode()
-        self._hosts = {name.encode() for name in names}
-        self._origins = {f"http://{name}".encode() for name in names}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        refusal = self._refusal(scope) if scope["type"] == "http" else (403, "HTTP alone.")
-        if refusal is None:
-            await self._app(scope, receive, send)
-            return
-        await PlainTextResponse(f"{refusal[1]}\n", refusal[0])(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        values: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            values.setdefault(name.lower(), []).append(value)
-        hosts, origins = values.get(b"host", []), values.get(b"origin", [])
-        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            return 421, "This server answers to its loopback address alone."
-        if any(origin.lower() not in self._origins for origin in origins):
-            return 403, "Requests from other origins are refused."
-        tokens = values.get(b"authorization", [])
-        if len(tokens) != 1 or not hmac.compare_digest(tokens[0], self._expected):
-            return 401, "The token is missing or wrong: Authorization: Bearer TOKEN."
-        return None

@@ -51,7 +51,7 @@ class Island:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BudgetOutcome:
     """One budget and what was measured: ``kept`` is None where nothing could be."""
 
     name: str
@@ -82,7 +82,27 @@ def budgets_of(table: object, where: str) -> Budgets:
     return Budgets(**table)
 
 
-# ---- lost gradients
+def judge_lost(limit: float, run: RunView, fp32: RunView | None) -> BudgetOutcome:
+    """The share of :func:`lost_gradients` against its limit."""
+    counts = lost_gradients(run, fp32) if fp32 is not None else None
+    if counts is None:
+        return BudgetOutcome(
+            "lost_gradients",
+            limit,
+            None,
+            None,
+            "No step has gradients in both the script's own precision and fp32.",
+        )
+    lost, alive = counts
+    share = lost / alive
+    return BudgetOutcome(
+        "lost_gradients",
+        limit,
+        share,
+        share <= limit,
+        f"{lost:,} of {alive:,} gradient elements ({share:.2%}) are zero here and not in fp32; the "
+        f"budget is {limit:.2%}.",
+    )
 
 
 def lost_gradients(run: RunView, fp32: RunView) -> tuple[int, int] | None:
@@ -101,48 +121,20 @@ def lost_gradients(run: RunView, fp32: RunView) -> tuple[int, int] | None:
     return (lost, alive) if alive else None
 
 
-def judge_lost(limit: float, run: RunView, fp32: RunView | None) -> Outcome:
-    counts = lost_gradients(run, fp32) if fp32 is not None else None
-    if counts is None:
-        return Outcome(
-            "lost_gradients",
-            limit,
-            None,
-            None,
-            "No step has gradients in both the script's own precision and fp32.",
-        )
-    lost, alive = counts
-    share = lost / alive
-    return Outcome(
-        "lost_gradients",
+def judge_islands(limit: float, head: RunView, base: RunView) -> BudgetOutcome:
+    """The number of :func:`new_islands` against its limit."""
+    found = new_islands(islands(head), islands(base))
+    named = "; ".join(f"{island.op} at {island.line}" for island in found[:3])
+    listed = f": {named}" + (" and more" if len(found) > 3 else "") if found else ""
+    return BudgetOutcome(
+        "new_fp32_islands",
         limit,
-        share,
-        share <= limit,
-        f"{lost:,} of {alive:,} gradient elements ({share:.2%}) are zero here and not in fp32; the "
-        f"budget is {limit:.2%}.",
+        len(found),
+        len(found) <= limit,
+        f"{len(found)} matmuls and convolutions run in fp32 that the base did not have{listed}; "
+        f"the budget is {limit:g}.",
+        found,
     )
-
-
-# ---- fp32 islands
-
-
-def islands(run: RunView) -> tuple[Island, ...]:
-    """Forward matmuls and convolutions that took fp32 alone, once per line and op; none in a run
-    that computes nothing in half."""
-    if not any({"fp16", "bf16"} & set(use.takes) for use in run.line_uses):
-        return ()
-    texts = {source.file: source.lines for source in run.sources}
-    found: dict[tuple[str, str], Island] = {}
-    for use in run.line_uses:
-        name = use.op.partition(".")[0]
-        if use.backward or set(use.takes) != {"fp32"} or name not in _HALF_OPS | _BELOW:
-            continue
-        file, _, number = use.line.rpartition(":")
-        lines = texts.get(file, ())
-        at = int(number) if number.isdecimal() else 0
-        code = lines[at - 1].strip() if 0 < at <= len(lines) else ""
-        found.setdefault((use.line, name), Island(use.line, code, name))
-    return tuple(found.values())
 
 
 def new_islands(head: Sequence[Island], base: Sequence[Island]) -> tuple[Island, ...]:
@@ -166,27 +158,28 @@ def new_islands(head: Sequence[Island], base: Sequence[Island]) -> tuple[Island,
     return tuple(found)
 
 
-def judge_islands(limit: float, head: RunView, base: RunView) -> Outcome:
-    found = new_islands(islands(head), islands(base))
-    named = "; ".join(f"{island.op} at {island.line}" for island in found[:3])
-    listed = f": {named}" + (" and more" if len(found) > 3 else "") if found else ""
-    return Outcome(
-        "new_fp32_islands",
-        limit,
-        len(found),
-        len(found) <= limit,
-        f"{len(found)} matmuls and convolutions run in fp32 that the base did not have{listed}; "
-        f"the budget is {limit:g}.",
-        found,
-    )
-
-
-# ---- step time
+def islands(run: RunView) -> tuple[Island, ...]:
+    """Forward matmuls and convolutions that took fp32 alone, once per line and op; none in a run
+    that computes nothing in half."""
+    if not any({"fp16", "bf16"} & set(use.takes) for use in run.line_uses):
+        return ()
+    texts = {source.file: source.lines for source in run.sources}
+    found: dict[tuple[str, str], Island] = {}
+    for use in run.line_uses:
+        name = use.op.partition(".")[0]
+        if use.backward or set(use.takes) != {"fp32"} or name not in _HALF_OPS | _BELOW:
+            continue
+        file, _, number = use.line.rpartition(":")
+        lines = texts.get(file, ())
+        at = int(number) if number.isdecimal() else 0
+        code = lines[at - 1].strip() if 0 < at <= len(lines) else ""
+        found.setdefault((use.line, name), Island(use.line, code, name))
+    return tuple(found.values())
 
 
 def judge_time(
     limit: float, head: Sequence[Sequence[float]], base: Sequence[Sequence[float]]
-) -> Outcome:
+) -> BudgetOutcome:
     """Seconds of each step, by round; head and base ran interleaved. The budget is exceeded when it
     is so in every round: one slow round of a shared machine is no regression."""
     ratios = [
@@ -195,7 +188,7 @@ def judge_time(
         if own and other
     ]
     if not ratios:
-        return Outcome(
+        return BudgetOutcome(
             "step_time_ratio",
             limit,
             None,
@@ -203,7 +196,7 @@ def judge_time(
             "No round has a step time of both: they need at least three optimizer steps.",
         )
     middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-    return Outcome(
+    return BudgetOutcome(
         "step_time_ratio",
         limit,
         middle,

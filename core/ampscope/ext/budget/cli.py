@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +20,10 @@ from ampscope.cli.options import own_table, store_option
 from ampscope.cli.progress import say_unused_gpu
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import BadInput
+from ampscope.ext.budget.base_commit import at_base
 from ampscope.ext.budget.budgets import (
+    BudgetOutcome,
     Budgets,
-    Outcome,
     budgets_of,
     judge_islands,
     judge_lost,
@@ -83,7 +82,7 @@ def budget(
         args=args, label=Path(path).name, precision="as_is", group=os.urandom(4).hex(),
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
-        other = stack.enter_context(_at_base(Path(path), base)) if base is not None else None
+        other = stack.enter_context(at_base(Path(path), base)) if base is not None else None
         outcomes = _measured(limits, spec, other, store)
     for outcome in outcomes:
         word = {True: "kept", False: "EXCEEDED", None: "not measured"}[outcome.kept]
@@ -107,68 +106,15 @@ def _limits(script: Path, config: Path | None) -> Budgets:
     return budgets_of(own_table(config, "budget"), str(config))
 
 
-# ---- the base
-
-
-@contextlib.contextmanager
-def _at_base(script: Path, base: str) -> Iterator[Path]:
-    """The unchanged script at the base. A commit's files are unpacked into a folder that is removed
-    again; the repository is only read. Raises BadInput with what is missing."""
-    top = _git(script.parent, "rev-parse", "--show-toplevel")
-    root = Path(top.strip()) if top is not None else None
-    inside = script.resolve().relative_to(root.resolve()) if root is not None else Path(script.name)
-    if os.path.isdir(base):
-        found = Path(base).absolute() / inside
-        if not os.path.isfile(found):
-            raise BadInput(f"There is no {inside} in {base}.")
-        yield found
-        return
-    if root is None:
-        raise BadInput(f"{base} is no folder, and {script} is in no git repository.")
-    commit = _git(
-        root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"
-    )
-    if commit is None:
-        raise BadInput(f"There is no commit {base} in {root}: fetch it, or name another base.")
-    packed = subprocess.run(
-        ["git", "-C", str(root), "archive", "--format=tar", commit.strip()],
-        capture_output=True,
-        check=False,
-    )
-    if packed.returncode:
-        raise BadInput(f"git cannot read the files of {base}: {packed.stderr.decode().strip()}")
-    with tempfile.TemporaryDirectory(prefix="ampscope-base-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-            # Python before 3.11.4 has no filters; there the attribute does nothing.
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            archive.extractall(folder)
-        found = Path(folder, inside)
-        if not found.is_file():
-            raise BadInput(f"There is no {inside} at {base}: name a base that has the script.")
-        yield found
-
-
-def _git(folder: Path, *command: str) -> str | None:
-    """What git prints; None where it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *command], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        raise BadInput(f"Cannot start git: {error.strerror}.") from error
-    return done.stdout if done.returncode == 0 else None
-
-
-# ---- measuring
-
-
-def _measured(limits: Budgets, spec: RunSpec, base: Path | None, store: Path) -> list[Outcome]:
+def _measured(
+    limits: Budgets, spec: RunSpec, base: Path | None, store: Path
+) -> list[BudgetOutcome]:
     say_unused_gpu()
     report = run_diagnosis(spec, store, lambda text: _say(f"Running: {text}"), None, verify=False)
     if report.could_not_run:
         raise BadInput(f"{spec.label} could not be run: {report.could_not_run}")
     head = _view(report, "as_is", store)
-    found: list[Outcome] = []
+    found: list[BudgetOutcome] = []
     if limits.lost_gradients is not None:
         fp32 = _view(report, "fp32", store) if "fp32" in report.runs else None
         found.append(judge_lost(limits.lost_gradients, head, fp32))
@@ -227,10 +173,7 @@ def _say(text: str) -> None:
     click.echo(visible(text), err=True)
 
 
-# ---- forms of output
-
-
-def _junit(outcomes: Sequence[Outcome]) -> str:
+def _junit(outcomes: Sequence[BudgetOutcome]) -> str:
     kinds = {True: "passed", False: "failure", None: "error"}
     return junit.document(
         "ampscope budget",
@@ -239,7 +182,7 @@ def _junit(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _sarif(outcomes: Sequence[Outcome], script: Path) -> dict[str, object]:
+def _sarif(outcomes: Sequence[BudgetOutcome], script: Path) -> dict[str, object]:
     rules = [
         sarif.Rule(code, name, title, f"The budget {name} of pyproject.toml.", title, "error")
         for name, (code, title) in _CODES.items()

@@ -1,6 +1,7 @@
 """What every adapter offers, and how the right one is loaded: the first import of its framework.
 
-Also here: the command line of a child, and controls as settings that every adapter understands.
+What every adapter is asked for is here too: the command line of a child, its GPU, and controls as
+settings.
 """
 
 from __future__ import annotations
@@ -51,13 +52,9 @@ def load(name: str) -> Adapter:
     return cast(Adapter, module)
 
 
-# ``--store FILE --run ID --view FOLDER`` of a child, without click: a framework's environment may
-# lack it.
-
-
 @dataclass(frozen=True, slots=True)
 class ChildOptions:
-    """The command line of a child."""
+    """``--store FILE --run ID --view FOLDER`` of a child."""
 
     store: Path
     run: str
@@ -65,7 +62,7 @@ class ChildOptions:
 
 
 def child_options() -> ChildOptions:
-    """Read from ``sys.argv``."""
+    """Read from ``sys.argv``, without click, which a framework's environment may lack."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--run", required=True)
@@ -73,14 +70,16 @@ def child_options() -> ChildOptions:
     return ChildOptions(**vars(parser.parse_args()))
 
 
-# Controls and interventions as settings that every adapter understands.
-#
-#     >>> parse("init_scale:1024;growth_interval:2000").init_scale
-#     1024.0
-#
-# The words are those of :class:`ampscope.control.Control`. What changes calls that only
-# torch's scripts make is no setting here: :func:`parse` raises BadInput, and a diagnosis then says
-# that this fix was not run.
+def wanted_gpu(device: str, count: int, framework: str) -> int | None:
+    """Number of the GPU that "cuda" or "cuda:N" means, of ``count`` that ``framework`` sees; None
+    for "auto" and "cpu". Raises BadInput for one that is not there."""
+    if not device.startswith("cuda"):
+        return None
+    number = int(device.partition(":")[2] or 0)
+    if number >= count:
+        gpus = f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+        raise BadInput(f"There is no device {device!r}: {framework} here sees {gpus}.")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,14 @@ _NUMBERS: dict[str, tuple[str, type]] = {
 
 
 def parse(control: str) -> ControlSettings:
-    """Settings of a control. Raises BadInput for a control that only torch has, and for a value
-    that is not a number."""
+    """Settings of a control, whose words are those of :class:`ampscope.control.Control`.
+
+    >>> parse("init_scale:1024;growth_interval:2000").init_scale
+    1024.0
+
+    Raises BadInput for a value that is not a number, and for what changes calls that only torch's
+    scripts make: a diagnosis then says that this fix was not run.
+    """
     changed: dict[str, Any] = {}
     for part in Control(control).parts:
         if part.text == BASELINE:

@@ -3,11 +3,15 @@
 ampscope frameworks install paddle     an environment of its own for it
 ampscope frameworks check              what is there, and whether it works
 ampscope frameworks compare lenet      the same network in all that are there
+ampscope frameworks rewrite            TensorFlow's graph rewrite, op by op
+ampscope frameworks plan train.py      dtypes of a Paddle script's ops on a GPU
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,9 +25,10 @@ from ampscope.errors import BadInput
 from ampscope.ext.frameworks import FRAMEWORKS
 from ampscope.ext.frameworks.checks import PRECISIONS
 from ampscope.ext.frameworks.environments import check, install
+from ampscope.ext.frameworks.keras.graph_rewrite import report
 from ampscope.ext.frameworks.networks import NAMES
 from ampscope.launcher.launch import checked
-from ampscope.pythons import TORCH, why_missing
+from ampscope.pythons import TORCH, python_for, why_missing, with_package
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 
@@ -90,3 +95,24 @@ def compare(network: str, precision: str, steps: int, seed: int, store: Path) ->
         click.echo(sentence, err=True)
     click.echo(f"Side by side: ampscope dashboard, page Frameworks (group {group}).")
     leave(infos)
+
+
+@frameworks.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in place of the tables.")
+def rewrite(as_json: bool) -> None:
+    """What TensorFlow's mixed-precision graph rewrite makes of a small training graph."""
+    click.echo(report(python_for("keras"), as_json=as_json))
+
+
+@frameworks.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option("--half", default="fp16", show_default=True, type=click.Choice(("fp16", "bf16")))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in place of the table.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def plan(half: str, as_json: bool, script: str, args: tuple[str, ...]) -> None:
+    """Which op of a Paddle script would run in which dtype on a GPU, under O1 and under O2."""
+    module, options = "ampscope.ext.frameworks.paddle.plan", ["--json"] if as_json else []
+    command = [python_for("paddle"), "-m", module, f"--half={half}", *options, script, *args]
+    sys.exit(subprocess.run(command, check=False, env=with_package({**os.environ})).returncode)

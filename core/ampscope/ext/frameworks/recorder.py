@@ -1,5 +1,4 @@
-"""An adapter's facts as records of a run: modules, frames, steps, optimizer steps, scans, bad
-layers.
+"""An adapter's facts as records of a run: modules, frames, steps, optimizer steps, scans, ops.
 
     recorder = Recorder(cadence)
     recorder.module(ModuleRecord(…))            # layers, as they are met
@@ -10,29 +9,33 @@ layers.
 :meth:`Recorder.take` gives what the store has not got yet; :meth:`Recorder.observations` is the
 evidence for the rules, closed with how the script ended.
 
-Also here: what an adapter hands over (:class:`LayerCall`, :class:`StepFacts`), steps, bad
-layers, exponent counts, ops, scans and the outcome made of it.
+:class:`StepFacts` is what an adapter knows of one optimizer step, :class:`Writing` keeps what a
+recorder holds while the run goes on.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.ext.frameworks.tensors import Values, count_into
+from ampscope.ext.frameworks.bad_layers import BadLayers, LayerCall
+from ampscope.ext.frameworks.tensors import (
+    Values,
+    count_into,
+    largest,
+    nonfinite_count,
+    square_sum,
+)
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF, RAW_LEN, Raw
 from ampscope.observations import (
-    BadOp,
     Call,
     Observation,
-    Operand,
     OptimizerStep,
     Outcome,
     ParameterGradient,
@@ -220,42 +223,44 @@ class Recorder:
         self._measured.nonfinite += [nonfinite_record(part, facts) for part in bad]
 
 
-# Keeps what a run has shown while it goes on, so that a kill loses at most what came since.
-#
-# All evidence is written each time, which takes longer as it grows; the pauses grow with it.
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One optimizer step: taken, or skipped by the scaler.
 
+    ``gradients`` are as they came to the scaler or optimizer, in the order in which they are
+    applied; ``scaled`` says whether they still carry ``scale``. ``before`` and ``after`` are the
+    weights by the same names, and may be left empty where no instrument looked. ``loss_scaled``
+    says whether a scaler scaled the loss; None: as it should be, wherever a scaler took part.
+    ``static_scale`` is a constant by which the loss is multiplied, without a scaler that skips.
+    """
 
-WRITING_SHARE = 0.05  # of a run's time goes into writing at most, after its first steps
+    loss: float | None  # unscaled
+    scale: float | None  # None: no scaler took part
+    skipped: bool
+    lr: float
+    optimizer: str = "optimizer0"
+    scaler: str = "scaler0"  # where one took part
+    loss_dtype: str = "fp32"
+    scaled: bool = True
+    loss_scaled: bool | None = None
+    static_scale: float | None = None
+    unscaled_by_user: bool = False
+    growth_counter: int | None = None
+    backwards: int = 1
+    gradients: Mapping[str, Values] = field(default_factory=dict)
+    before: Mapping[str, Values] = field(default_factory=dict)
+    after: Mapping[str, Values] = field(default_factory=dict)
+    state: Mapping[str, Values] = field(default_factory=dict)  # optimizer state, by any name
+    second_moments: tuple[str, ...] = ()  # which of them are second moments
+    eps: float | None = None
+    step_time_s: float | None = None  # without the instruments
+    overhead_s: float | None = None
+    peak_bytes: int | None = None
 
-
-class Writing:
-    """Writes a recorder's facts; ``keeps_evidence`` says whether observations are written too."""
-
-    def __init__(self, writer: RunWriter, *, keeps_evidence: bool) -> None:
-        self._writer = writer
-        self._keeps_evidence = keeps_evidence
-        self._pace = Pace(WRITING_SHARE)
-
-    def write_if_due(self, recorder: Recorder) -> None:
-        """Write what there is, unless that was done a moment ago."""
-        started = time.monotonic()
-        if recorder.steps > FIRST_STEPS and not self._pace.is_due(started):
-            return
-        self.write(recorder, recorder.outcome("killed"))
-        self._pace.wrote(started, time.monotonic() - started)
-
-    def write(self, recorder: Recorder, outcome: Outcome) -> None:
-        """Everything so far, closed with ``outcome``."""
-        recorder.take().write(self._writer)
-        if self._keeps_evidence:
-            self._writer.add_observations(recorder.observations(outcome))
-        else:
-            recorder.forget()
-        self._writer.flush()
-
-
-# One optimizer step, taken or skipped, from an adapter's facts: the numbers that rules and pages
-# read.
+    @property
+    def carried(self) -> float:
+        """The factor that multiplies ``gradients``."""
+        return (self.scale or self.static_scale or 1.0) if self.scaled else 1.0
 
 
 def optimizer_step_of(
@@ -287,11 +292,11 @@ def optimizer_step_of(
         lr=facts.lr,
         moved_share=moved,
         update_norm=norm,
-        weight_nonfinite=sum(_nonfinite(v) for v in (facts.after or facts.before).values()),
+        weight_nonfinite=sum(v.nonfinite for v in (facts.after or facts.before).values()),
         grad_dtypes=_dtypes(facts.gradients.values()),
         weight_dtypes=_dtypes((facts.after or facts.before).values()),
         state_dtypes=_dtypes(facts.state.values()),
-        state_nonfinite=sum(_nonfinite(v) for v in facts.state.values()),
+        state_nonfinite=sum(v.nonfinite for v in facts.state.values()),
         state_zero_share=_zero_second_moments(facts),
         eps=facts.eps,
         ended_at=time.time(),
@@ -370,275 +375,12 @@ def _zero_second_moments(facts: StepFacts) -> float | None:
     return zero / total if total and flows else None
 
 
-def _nonfinite(values: Values) -> int:
-    return nonfinite_count(values.floats())
-
-
 def _dtypes(all_values: Iterable[Values]) -> str:
     return "+".join(sorted({values.name for values in all_values}))
 
 
-# What an adapter hands over: a layer's call, and everything about one optimizer step.
-
-
-def _unknown() -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """One call of a layer in a forward pass.
-
-    ``op`` says what the layer computes in the words of PyTorch's ops where there is one (linear,
-    convolution, matmul, native_layer_norm, native_batch_norm, add, softmax, embedding), so that the
-    rules know its kind; else ``layer``. ``in_fp32`` computes the same from the same inputs in fp32;
-    it is asked only when a non-finite output came from finite inputs. So is ``closer``, and where
-    an output has vanished: the first op inside whose finite inputs gave a non-finite output, as a
-    call of the same ``path``; None where there is none, or the layer itself is as close as one can
-    look. ``weights`` are the layer's own: a layer whose weights are not finite made nothing bad
-    itself.
-    """
-
-    path: str
-    type: str
-    op: str
-    inputs: tuple[Values, ...]
-    outputs: tuple[Values, ...]
-    compute_dtype: str  # fp16 | bf16 | fp32
-    line: str = ""  # "train.py:41", of the script
-    is_training: bool = True
-    in_fp32: Callable[[], Values | None] = _unknown
-    closer: Callable[[], LayerCall | None] = _unknown
-    weights: Callable[[], tuple[Values, ...]] = tuple
-    consumers: tuple[str, ...] = ()  # of a single op: what took its output, nearest first
-    hands_on: bool = False  # a layer inside this one has put out a non-finite value already
-
-
-@dataclass(frozen=True, slots=True)
-class StepFacts:
-    """One optimizer step: taken, or skipped by the scaler.
-
-    ``gradients`` are as they came to the scaler or optimizer, in the order in which they are
-    applied; ``scaled`` says whether they still carry ``scale``. ``before`` and ``after`` are the
-    weights by the same names, and may be left empty where no instrument looked. ``loss_scaled``
-    says whether a scaler scaled the loss; None: as it should be, wherever a scaler took part.
-    ``static_scale`` is a constant by which the loss is multiplied, without a scaler that skips.
-    """
-
-    loss: float | None  # unscaled
-    scale: float | None  # None: no scaler took part
-    skipped: bool
-    lr: float
-    optimizer: str = "optimizer0"
-    scaler: str = "scaler0"  # where one took part
-    loss_dtype: str = "fp32"
-    scaled: bool = True
-    loss_scaled: bool | None = None
-    static_scale: float | None = None
-    unscaled_by_user: bool = False
-    growth_counter: int | None = None
-    backwards: int = 1
-    gradients: Mapping[str, Values] = field(default_factory=dict)
-    before: Mapping[str, Values] = field(default_factory=dict)
-    after: Mapping[str, Values] = field(default_factory=dict)
-    state: Mapping[str, Values] = field(default_factory=dict)  # optimizer state, by any name
-    second_moments: tuple[str, ...] = ()  # which of them are second moments
-    eps: float | None = None
-    step_time_s: float | None = None  # without the instruments
-    overhead_s: float | None = None
-    peak_bytes: int | None = None
-
-    @property
-    def carried(self) -> float:
-        """The factor that multiplies ``gradients``."""
-        return (self.scale or self.static_scale or 1.0) if self.scaled else 1.0
-
-
-# Layers whose finite inputs gave a non-finite output, or sent a non-finite gradient back.
-#
-# A layer is looked at as one op. Whether its value reached the loss is read off the step: the
-# first bad layer of a step whose loss is not finite is where that began, because layers run in
-# order. A layer of an unknown kind whose output has vanished is looked into as well. Gradients
-# arrive from the last layer to the first: the first one that is not finite was born in the layer
-# whose own gradient, just before it, still was.
-
-
-_LayerKey = tuple[str, str]  # path, op
-MAX_LOOKS = 3  # into a layer whose output has vanished, which may be as it should
-
-
-class BadLayers:
-    """Bad layers by path; a layer that is bad again counts up."""
-
-    def __init__(self) -> None:
-        self._known: dict[_LayerKey, BadOp] = {}
-        self._seen: dict[str, LayerCall] = {}  # the first call of each layer
-        self._looks: Counter[str] = Counter()  # by path, where the output had vanished
-        self._around: set[str] = set()  # paths that hold a bad layer of the forward pass under way
-        self._first: _LayerKey | None = None  # of the step that is under way
-        self._finite: tuple[str, Values] | None = None  # the last gradient that was
-        self._born: tuple[str, Values | None, Values] | None = None  # the first that was not
-
-    def called(self, call: LayerCall) -> None:
-        """Any call."""
-        if call.path not in self._seen:
-            kept = call.path, call.type, call.op, (), (), call.compute_dtype, call.line
-            self._seen[call.path] = LayerCall(*kept)  # holds no tensors, nor what could give them
-
-    def met(self, call: LayerCall, step: int) -> None:
-        """A call with a non-finite output, or with one that has vanished."""
-        is_container = call.path in self._around
-        self._around |= _around(call.path)
-        if not any(_nonfinite(values) for values in call.outputs):
-            if not is_container and call.op == "layer":
-                self._vanished(call, step)
-            return
-        if is_container or any(_nonfinite(values) for values in call.inputs):
-            return  # it only hands on what came in, or what a layer inside made
-        if any(_nonfinite(values) for values in call.weights()):
-            return  # broken by an earlier step
-        key = call.path, call.op
-        if self._first is None and call.is_training:
-            self._first = key
-        if not self._is_known(key, step):
-            self._known[key] = _bad_op(len(self._known), call.closer() or call, call, step)
-
-    def _is_known(self, key: _LayerKey, step: int) -> bool:
-        """Whether the layer was bad before; then it counts up."""
-        known = self._known.get(key)
-        if known is not None:
-            self._known[key] = replace(known, count=known.count + 1, last_step=step)
-        return known is not None
-
-    def _vanished(self, call: LayerCall, step: int) -> None:
-        """Bad where an op inside made infinities that something after it turned into zeros."""
-        key = call.path, "vanished"
-        if self._is_known(key, step):
-            return
-        if self._looks[call.path] < MAX_LOOKS and any(map(is_there, call.inputs)):
-            self._looks[call.path] += 1
-            if op := call.closer():
-                self._known[key] = _bad_op(len(self._known), op, call, step)
-
-    def gradient(self, path: str, gradient: Values, *, is_bad: bool) -> None:
-        """Came back to a layer's output."""
-        if not is_bad:
-            if self._born is None:
-                self._finite = path, gradient
-        elif self._born is None:
-            at, came = self._finite or ("", None)
-            self._born = at, came, gradient
-
-    def reached_loss(self, step: int) -> None:
-        """The loss of this step is not finite."""
-        self._mark(self._first, reached_loss=True)
-
-    def reached_gradient(self, step: int) -> None:
-        """The loss is finite and a gradient is not."""
-        if self._first is not None or self._born is None:
-            self._mark(self._first, reached_gradient=True)
-            return
-        key, op = self._backward_op(len(self._known), step, *self._born)
-        if not self._is_known(key, step):
-            self._known[key] = op
-
-    def next_step(self) -> None:
-        """The step is over."""
-        self._first = self._finite = self._born = None
-        self._around.clear()
-
-    def records(self) -> list[BadOp]:
-        """All of them, in the order in which they were met."""
-        return list(self._known.values())
-
-    def _mark(self, key: _LayerKey | None, **reached: bool) -> None:
-        if key is not None:
-            self._known[key] = replace(self._known[key], **reached)  # type: ignore[arg-type]  # flags
-
-    def _backward_op(
-        self, number: int, step: int, path: str, came: Values | None, gradient: Values
-    ) -> tuple[_LayerKey, BadOp]:
-        """Of the layer at ``path``; "" without a finite gradient before it: of the loss."""
-        loss = LayerCall(path, "", "loss", (), (), gradient.name)
-        seen = loss if came is None else self._seen.get(path, loss)
-        call = replace(
-            seen,
-            op=f"{seen.op.rpartition('.')[2]}_backward",
-            inputs=() if came is None else (came,),
-            outputs=(gradient,),
-            compute_dtype=gradient.name,
-        )
-        op = replace(_bad_op(number, call, call, step), phase="backward", reached_gradient=True)
-        return (path, call.op), op
-
-
-def _around(path: str) -> set[str]:
-    """{"", "a", "a.b"} of "a.b.c": all that hold it; nothing of the root."""
-    parts = path.split(".")
-    return {".".join(parts[:depth]) for depth in range(len(parts))} if path else set()
-
-
-def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
-    """``call`` is the layer's own, or one of an op inside it, which may have taken its weights."""
-    weights = layer.weights()
-    out = np.concatenate([values.floats() for values in call.outputs])
-    reference = call.in_fp32()
-    fp32 = None if reference is None else reference.floats()
-    has_finite = fp32 is not None and np.isfinite(fp32).any()
-    return BadOp(
-        id=number,
-        kind="nonfinite",
-        step=step,
-        phase="forward",
-        op=call.op if "." in call.op else f"layer.{call.op}",
-        node="",
-        module=call.path,
-        module_type=call.type,
-        line=call.line,
-        code="",
-        dtype=call.compute_dtype,
-        inputs=(
-            *(replace(_operand(v), is_parameter=_is_one_of(v, weights)) for v in call.inputs),
-            *(replace(_operand(v), is_parameter=True) for v in weights if call is layer),
-        ),
-        scalars=(),
-        nan=int(np.isnan(out).sum()),
-        pos_inf=int(np.isposinf(out).sum()),
-        neg_inf=int(np.isneginf(out).sum()),
-        total=int(out.size),
-        fp32_max=largest(fp32) if fp32 is not None and has_finite else None,
-        fp32_finite=None if fp32 is None else bool(np.isfinite(fp32).all()),
-        autocast=call.compute_dtype in ("fp16", "bf16"),
-        last_step=step,
-        consumers=call.consumers,
-    )
-
-
-def _is_one_of(values: Values, weights: tuple[Values, ...]) -> bool:
-    """Whether an op took one of ``weights``, perhaps cast to half precision."""
-    same = [w.floats() for w in weights if w.size == values.size]
-    return any(np.allclose(w, values.floats(), rtol=2**-8, atol=2**-24) for w in same)
-
-
-def _operand(values: Values) -> Operand:
-    floats = np.abs(values.floats())
-    kept = floats[np.isfinite(floats)]
-    nonzero = kept[kept > 0]
-    return Operand(
-        values.name,
-        (values.size,),
-        float(kept.max()) if kept.size else None,
-        float(nonzero.min()) if nonzero.size else None,
-        int((floats == 0).sum()),
-        _nonfinite(values),
-    )
-
-
-# The calls that every step has, in the words of torch's call log.
-
-
 def step_calls(first: int, step: int, facts: StepFacts) -> list[Call]:
-    """Numbered from ``first`` on."""
+    """The calls that every step has, in the words of torch's call log, numbered from ``first``."""
     has_scaler = facts.scale is not None
     is_scaled = has_scaler if facts.loss_scaled is None else facts.loss_scaled
     backward = Call(0, step, "backward", value=facts.loss, scaled=is_scaled)
@@ -658,17 +400,31 @@ def inputs_call(values: Values) -> Call:
     return Call(0, 0, "inputs", value=total, dtype=values.name)
 
 
-# Exponent counts of the step that is under way, one row a role, module and dtype.
-
-
-_CountKey = tuple[Role, int, str]
+def scan(moment: str, kind: str, name: str, values: Values, step: int) -> Scan:
+    """A tensor that was looked at outside the layers: a batch, the weights at the start and end."""
+    floats = values.floats()
+    is_finite = np.isfinite(floats)
+    finite = floats if is_finite.all() else floats[is_finite]
+    return Scan(
+        moment,
+        kind,
+        name,
+        values.name,
+        values.size,
+        0 if finite is floats else int(np.isnan(floats).sum()),
+        0 if finite is floats else int(np.isinf(floats).sum()),
+        float(max(finite.max(), -finite.min())) if finite.size else None,
+        step,
+        std=float(finite.std(dtype=np.float64)) if finite.size else None,
+    )
 
 
 class StepCounts:
-    """:meth:`add` as tensors come by, :meth:`take` at the end of the step."""
+    """Exponent counts of the step that is under way, one row a role, module and dtype: :meth:`add`
+    as tensors come by, :meth:`take` at the end of the step."""
 
     def __init__(self) -> None:
-        self._rows: dict[_CountKey, Raw] = {}
+        self._rows: dict[tuple[Role, int, str], Raw] = {}
 
     def add(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
         """Count ``values`` into the step's frame where ``keep`` says so; how many are NaN or
@@ -700,84 +456,9 @@ def _nonfinite_counts(row: Raw) -> int:
     return int(row[NAN]) + int(row[POS_INF]) + int(row[NEG_INF])
 
 
-# Norm, largest magnitude and non-finite entries of large arrays, in as few passes as it takes.
-#
-# A recorded step reads every weight and gradient. Summing squares in fp32 is several times as fast
-# as converting to fp64; where fp32 cannot hold the squares, fp64 is taken after all.
-
-
-# Squares that sum to no more than this may have lost terms to fp32's subnormals (2^-126, 1.2e-38).
-_SMALL_SQUARE = 1e-28
-# Entries summed in fp32 before fp64 takes over. Measured: sums of normal numbers are off by 4e-7,
-# sums of one number over and over, whose roundings all go one way, by up to 3e-5.
-PART = 1 << 16
-
-
-def _dot(values: NDArray[Any]) -> float:
-    """Not BLAS, whose threads would wait for the framework's own."""
-    return float(np.einsum("i,i->", values, values))
-
-
-def square_sum(values: NDArray[Any]) -> float:
-    """Sum of the squares of all entries; NaN or Inf where one of them is."""
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        found = sum(_dot(values[at : at + PART]) for at in range(0, values.size, PART))
-        if values.dtype == np.float64 or (_SMALL_SQUARE < found < math.inf):
-            return found
-        wide = values.astype(np.float64)
-        return _dot(wide)
-
-
-def largest(values: NDArray[Any]) -> float:
-    """Largest finite magnitude; 0 where there is none."""
-    if not values.size:
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        found = max(float(values.max()), -float(values.min()))
-    if math.isfinite(found):
-        return found
-    kept = values[np.isfinite(values)]
-    return float(np.abs(kept).max()) if kept.size else 0.0
-
-
-def nonfinite_count(values: NDArray[Any]) -> int:
-    """NaN and infinities. Their sum is not finite either, and one sum is the cheapest look."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(float(values.sum())):
-            return 0
-    return int(values.size - np.count_nonzero(np.isfinite(values)))
-
-
-# What a framework's run has measured and the store has not got yet.
-
-
-@dataclass(slots=True)
-class PendingRecords:
-    """Records in the order in which they came."""
-
-    modules: list[ModuleRecord] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
-    nonfinite: list[NonFiniteRecord] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-    ops: list[tuple[int, tuple[OpRecord, ...]]] = field(default_factory=list)  # by op set
-
-    def write(self, writer: RunWriter) -> None:
-        """Hand all of it to ``writer``; flushing is the caller's."""
-        writer.add_modules(self.modules)
-        writer.add_nonfinite(self.nonfinite)
-        for frame in self.frames:
-            writer.add_frame(frame)
-        for op_set, ops in self.ops:
-            writer.add_ops(op_set, ops)
-        for step in self.steps:
-            writer.add_step(step)
-
-
-# The ops of each step, kept once: steps mostly run the same.
-
-
 class OpSets:
-    """:meth:`add` in a step, :meth:`end_step` at its end, :meth:`take` what is new."""
+    """The ops of each step, kept once, for steps mostly run the same: :meth:`add` in a step,
+    :meth:`end_step` at its end, :meth:`take` what is new."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[OpRecord, ...], int] = {}
@@ -803,68 +484,62 @@ class OpSets:
         return taken
 
 
-# A tensor that was looked at outside the layers: a batch, the weights at the start and end.
+@dataclass(slots=True)
+class PendingRecords:
+    """What a run has measured and the store has not got yet, in the order in which it came."""
+
+    modules: list[ModuleRecord] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    nonfinite: list[NonFiniteRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    ops: list[tuple[int, tuple[OpRecord, ...]]] = field(default_factory=list)  # by op set
+
+    def write(self, writer: RunWriter) -> None:
+        """Hand all of it to ``writer``; flushing is the caller's."""
+        writer.add_modules(self.modules)
+        writer.add_nonfinite(self.nonfinite)
+        for frame in self.frames:
+            writer.add_frame(frame)
+        for op_set, ops in self.ops:
+            writer.add_ops(op_set, ops)
+        for step in self.steps:
+            writer.add_step(step)
 
 
-def scan(moment: str, kind: str, name: str, values: Values, step: int) -> Scan:
-    """What ``values`` hold, at step ``step``."""
-    floats = values.floats()
-    is_finite = np.isfinite(floats)
-    finite = floats if is_finite.all() else floats[is_finite]
-    return Scan(
-        moment,
-        kind,
-        name,
-        values.name,
-        values.size,
-        0 if finite is floats else int(np.isnan(floats).sum()),
-        0 if finite is floats else int(np.isinf(floats).sum()),
-        float(max(finite.max(), -finite.min())) if finite.size else None,
-        step,
-        std=float(finite.std(dtype=np.float64)) if finite.size else None,
-    )
+WRITING_SHARE = 0.05  # of a run's time goes into writing at most, after its first steps
 
 
-# Outputs that are nearly all zero.
-#
-# An infinity inside a layer need not come out of it: a sum that overflows makes every share of it
-# zero, and rsqrt makes zero of an infinite mean. What comes out is finite, and nothing; it may be
-# fp32, where one op behind the infinity was.
+class Writing:
+    """Writes a recorder's facts while the run goes on: a kill loses at most what came since.
+    ``keeps_evidence`` says whether observations are written too. All evidence is written each time,
+    which takes longer as it grows; the pauses grow with it."""
+
+    def __init__(self, writer: RunWriter, *, keeps_evidence: bool) -> None:
+        self._writer = writer
+        self._keeps_evidence = keeps_evidence
+        self._pace = Pace(WRITING_SHARE)
+
+    def write_if_due(self, recorder: Recorder) -> None:
+        """Write what there is, unless that was done a moment ago."""
+        started = time.monotonic()
+        if recorder.steps > FIRST_STEPS and not self._pace.is_due(started):
+            return
+        self.write(recorder, recorder.outcome("killed"))
+        self._pace.wrote(started, time.monotonic() - started)
+
+    def write(self, recorder: Recorder, outcome: Outcome) -> None:
+        """Everything so far, closed with ``outcome``."""
+        recorder.take().write(self._writer)
+        if self._keeps_evidence:
+            self._writer.add_observations(recorder.observations(outcome))
+        else:
+            recorder.forget()
+        self._writer.flush()
 
 
-VANISHED = 0.9  # share of zeros from which a look inside is worth a second call
-THERE = 0.5  # of what went in, at most so much may be zero
-MIN_SIZE = 16
-_SAMPLE = 64  # elements that are looked at first: nearly all outputs are known by them
-
-
-def is_vanished(outputs: Sequence[Values]) -> bool:
-    """Whether nearly all elements of all outputs are zero."""
-    return bool(outputs) and all(map(_is_nothing, outputs))
-
-
-def is_there(values: Values) -> bool:
-    """Whether enough of ``values`` is not zero for something to be expected of it."""
-    return values.size > 0 and _zero_share(values.bits) <= THERE
-
-
-def _is_nothing(values: Values) -> bool:
-    if values.size < MIN_SIZE:
-        return False
-    sample = values.bits[:: max(1, values.size // _SAMPLE)]
-    return _zero_share(sample) >= VANISHED and _zero_share(values.bits) >= VANISHED
-
-
-def _zero_share(bits: NDArray[Any]) -> float:
-    doubled = bits + bits  # of both zeros: the sign bit is shifted out
-    return 1.0 - np.count_nonzero(doubled) / bits.size
-
-
-# Names by the order in which things are met: "optimizer0", "optimizer1".
-
-
-class Numbering:
-    """Of one kind. What it has named stays alive, so that no other thing takes over an id."""
+class ObjectNames:
+    """Names by the order in which things of one kind are met: "optimizer0", "optimizer1". What has
+    a name stays alive, so that no other thing takes over an id."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

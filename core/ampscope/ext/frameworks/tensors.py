@@ -7,13 +7,14 @@ both are the same 16 bits, and the counter reads bits.
     values = Values.bf16(bits)         # uint16 bits
     count_into(values, row)            # row: int64, RAW_LEN long
 
-Which GPU a run asks for is read here too.
+What is read off such values in few passes (norms, maxima, zeros) follows.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.errors import BadInput
 from ampscope.numerics.formats import FORMATS
 from ampscope.numerics.histogram import (
     ABOVE,
@@ -70,6 +70,11 @@ class Values:
     def size(self) -> int:
         """Number of elements."""
         return int(self.bits.size)
+
+    @property
+    def nonfinite(self) -> int:
+        """How many elements are NaN or infinite."""
+        return nonfinite_count(self.floats())
 
     @classmethod
     def of(cls, array: NDArray[Any], label: str = "") -> Values:
@@ -147,16 +152,75 @@ def _count_slowly(values: NDArray[Any], row: Raw) -> None:
     row[FIRST:ABOVE] += np.bincount(exponents[inside] - LOWEST, minlength=ABOVE - FIRST)
 
 
-# Which GPU a run asks for: the same words, and the same refusal, for every framework.
+# Squares that sum to no more than this may have lost terms to fp32's subnormals (2^-126, 1.2e-38).
+_SMALL_SQUARE = 1e-28
+# Entries summed in fp32 before fp64 takes over. Measured: sums of normal numbers are off by 4e-7,
+# sums of one number over and over, whose roundings all go one way, by up to 3e-5.
+PART = 1 << 16
 
 
-def wanted_gpu(device: str, count: int, framework: str) -> int | None:
-    """Number of the GPU that "cuda" or "cuda:N" means, of ``count`` that ``framework`` sees; None
-    for "auto" and "cpu". Raises BadInput for one that is not there."""
-    if not device.startswith("cuda"):
-        return None
-    number = int(device.partition(":")[2] or 0)
-    if number >= count:
-        gpus = f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
-        raise BadInput(f"There is no device {device!r}: {framework} here sees {gpus}.")
-    return number
+def square_sum(values: NDArray[Any]) -> float:
+    """Sum of the squares of all entries; NaN or Inf where one of them is. Summing in fp32 is
+    several times as fast as converting to fp64, which is taken where fp32 cannot hold the
+    squares."""
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        found = sum(_dot(values[at : at + PART]) for at in range(0, values.size, PART))
+        if values.dtype == np.float64 or (_SMALL_SQUARE < found < math.inf):
+            return found
+        wide = values.astype(np.float64)
+        return _dot(wide)
+
+
+def _dot(values: NDArray[Any]) -> float:
+    """Not BLAS, whose threads would wait for the framework's own."""
+    return float(np.einsum("i,i->", values, values))
+
+
+def largest(values: NDArray[Any]) -> float:
+    """Largest finite magnitude; 0 where there is none."""
+    if not values.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        found = max(float(values.max()), -float(values.min()))
+    if math.isfinite(found):
+        return found
+    kept = values[np.isfinite(values)]
+    return float(np.abs(kept).max()) if kept.size else 0.0
+
+
+def nonfinite_count(values: NDArray[Any]) -> int:
+    """NaN and infinities. Their sum is not finite either, and one sum is the cheapest look."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(float(values.sum())):
+            return 0
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
+
+
+VANISHED = 0.9  # share of zeros from which a look inside is worth a second call
+THERE = 0.5  # of what went in, at most so much may be zero
+MIN_SIZE = 16
+_SAMPLE = 64  # elements that are looked at first: nearly all outputs are known by them
+
+
+def is_vanished(outputs: Sequence[Values]) -> bool:
+    """Whether nearly all elements of all outputs are zero: an infinity inside a layer need not come
+    out of it. A sum that overflows makes every share of it zero, and rsqrt makes zero of an
+    infinite mean. Such outputs may be fp32, where one op behind the infinity was."""
+    return bool(outputs) and all(map(_is_nothing, outputs))
+
+
+def is_there(values: Values) -> bool:
+    """Whether enough of ``values`` is not zero for something to be expected of it."""
+    return values.size > 0 and _zero_share(values.bits) <= THERE
+
+
+def _is_nothing(values: Values) -> bool:
+    if values.size < MIN_SIZE:
+        return False
+    sample = values.bits[:: max(1, values.size // _SAMPLE)]
+    return _zero_share(sample) >= VANISHED and _zero_share(values.bits) >= VANISHED
+
+
+def _zero_share(bits: NDArray[Any]) -> float:
+    doubled = bits + bits  # of both zeros: the sign bit is shifted out
+    return 1.0 - np.count_nonzero(doubled) / bits.size

@@ -4,7 +4,7 @@ Where the store fails (a full disk, a locked file), one warning says so and the 
 unrecorded. A thread beats for the run and writes its end: a ``fit`` that was left is noticed at any
 moment, also in the middle of a write.
 
-How a framework's ``fit`` ends is found out here too.
+:func:`on_leaving` notices how a framework's ``fit`` ends.
 """
 
 from __future__ import annotations
@@ -177,9 +177,6 @@ class WatchRun:
 
 def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, AmpscopeError) else repr(error)
-
-
-# How a framework's ``fit`` ends: how that is noticed, and what to say of an exception.
 
 
 def first_words(error: BaseException) -> str:

@@ -1,26 +1,20 @@
-"""torch.cuda and torch.accelerator as a script meets them on a device that is stood in for.
+"""torch.cuda and torch.accelerator as a script meets them on a simulated device.
 
 Inside :func:`answering` each public function of ``torch.cuda`` and ``torch.accelerator`` answers,
 or raises :class:`CannotRehearseError` with a sentence. Few functions get an answer of their own
 here: the ones that ask the driver. The others are torch's own code on top of these, so a rule such
 as ``is_bf16_supported`` is the rule of the torch that is installed.
 
-Who asks decides: a script and its libraries are told of the stand-in, torch's inner code and
-ampscope are told the truth. Memory figures are 0, because the tensors are in the CPU's memory.
+Memory figures are 0, because the tensors are in the CPU's memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import sys
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from types import FrameType, SimpleNamespace
-from typing import Any, Final, NoReturn, Self
+from types import SimpleNamespace
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.cuda.nccl
@@ -29,22 +23,38 @@ import torch.cuda.profiler
 import torch.utils._device
 from torch import Tensor
 
+from ampscope.ext.rehearsal.cuda_streams import (
+    Event,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    reset_streams,
+    set_stream,
+)
+from ampscope.ext.rehearsal.current_device import (
+    ChosenDevice,
+    DeviceOf,
+    asked_by_torch,
+    current_device,
+    device_count,
+    get_device_index,
+    index_of,
+    set_device,
+)
 from ampscope.patches import Patches
 from ampscope.policy.device_profiles import DeviceProfile
 
-_GIB: Final = 2**30
 _KIB: Final = 2**10
 # Versions that go with CUDA 12.8 in torch's own builds.
 _CUDA: Final = "12.8"
 _CUDNN: Final = 91002
 _NCCL: Final = (2, 27, 3)
-# What counts as the script's own question when it is asked on the script's behalf.
-_PASS_ON: Final = ("torch.cuda.", "torch.accelerator.", f"{__name__}.")
-_chosen = threading.local()  # this thread's torch.cuda.set_device, and its streams
 
 
 class CannotRehearseError(RuntimeError):
-    """The script uses something of CUDA that a CPU cannot stand in for."""
+    """The script uses something of CUDA that cannot be simulated on a CPU."""
 
 
 def cannot(what: str, instead: str = "run the script without it") -> NoReturn:
@@ -64,42 +74,34 @@ def answering(profile: DeviceProfile) -> Iterator[None]:
         _patch_backends(patches, profile)
         _patch_refused(patches)
         with ChosenDevice(0):
-            _chosen.streams = {}
+            reset_streams()
             yield
 
 
-# Who asks.
+def _wrap(patches: Patches, **wrappers: Callable[..., Any]) -> None:
+    """Wrap functions of ``torch.cuda`` by their names, wherever scripts find them."""
+    for name, wrapper in wrappers.items():
+        for module in _homes(name):
+            patches.wrap(module, name, wrapper)
 
 
-def asked_by_torch() -> bool:
-    """Whether the wrapped call comes from ampscope or from torch itself, and not from the script or
-    one of its libraries. Other wrappers of the same function may lie in between. What
-    ``torch.cuda`` asks itself is asked by its caller."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = f"{name_of(frame)}."
-        if name == f"{Patches.__module__}.":
-            frame = frame.f_back
-            outer = frame.f_back if frame is not None else None
-            if outer is not None and name_of(outer) == Patches.__module__:
-                frame = outer
-            continue
-        if not name.startswith(_PASS_ON):
-            return name.startswith(("ampscope.", "torch."))
-        frame = frame.f_back
-    return False
+def _replace(patches: Patches, **values: Any) -> None:
+    """The same for classes."""
+    for name, value in values.items():
+        for module in _homes(name):
+            patches.replace(module, name, _instead(value))
 
 
-def name_of(frame: FrameType) -> str:
-    """The module whose code the frame runs."""
-    return str(frame.f_globals.get("__name__", ""))
+def _homes(name: str) -> Iterator[Any]:
+    for module in (
+        torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs, torch.cuda.streams,
+    ):  # fmt: skip
+        if hasattr(module, name):
+            yield module
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
-    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if asked_by_torch() else answer
-
-    return call
+    return _called(lambda *_, **__: answer)
 
 
 def _called(instead: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,93 +111,19 @@ def _called(instead: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _instead(value: Any) -> Callable[[Any], Any]:
-    return lambda original: value
-
-
 def _always(instead: Callable[..., Any]) -> Callable[..., Any]:
     """For torch's inner code too. A wrapper, because torch._dynamo tells functions apart by
     identity."""
     return lambda original, *args, **kwargs: instead(*args, **kwargs)
 
 
+def _instead(value: Any) -> Callable[[Any], Any]:
+    return lambda original: value
+
+
 def _ignored(*args: object, **kwargs: object) -> None:
     """Accepted; there is nothing to do on a CPU."""
 
-
-# Which device is current.
-
-
-def device_named(asked: Any) -> torch.device:
-    """The device that a script names by a word, a number or a device, with its index."""
-    if isinstance(asked, torch.device):
-        found = asked
-    elif isinstance(asked, int):
-        found = torch.device("cuda", asked)
-    else:
-        found = torch.device(asked)
-    if found.type == "cuda" and found.index is None:
-        return torch.device("cuda", _current())
-    return found
-
-
-def _count() -> int:
-    """Devices of this machine: one for each rank that a launcher has started here."""
-    try:
-        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except ValueError:
-        return 1
-
-
-def _current() -> int:
-    found: int = getattr(_chosen, "index", 0)
-    return found
-
-
-def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
-    """torch's own helper, which libraries use."""
-    if device is None and not optional:
-        raise ValueError(
-            "Expected a torch.device with a specified index or an integer, but got:None"
-        )
-    place = device_named("cuda" if device is None else device)
-    if place.type != "cuda" and not (allow_cpu and place.type == "cpu"):
-        raise ValueError(f"Expected a cuda device, but got: {device}")
-    return -1 if place.type == "cpu" else place.index or 0
-
-
-def _choose(device: Any = None) -> None:
-    """``set_device``: a negative index changes nothing, as in torch. Any other is there: ranks that
-    the script starts by itself choose theirs, and only the script knows how many they are."""
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index is not None and index >= 0:
-        _chosen.index = index
-
-
-class ChosenDevice(contextlib.ContextDecorator):
-    """``torch.cuda.device``: another current device inside. None is the one that is current."""
-
-    def __init__(self, device: Any = None) -> None:
-        self._device = device
-        self._before: list[int] = []
-
-    def __enter__(self) -> None:
-        self._before.append(_current())
-        if self._device is not None:
-            _choose(self._device)
-
-    def __exit__(self, *error: object) -> None:
-        _chosen.index = self._before.pop()
-
-
-class DeviceOf(ChosenDevice):
-    """``torch.cuda.device_of``: the device of a tensor; one on the CPU changes nothing."""
-
-    def __init__(self, obj: Any) -> None:
-        super().__init__(obj.get_device())  # -1 on the CPU
-
-
-# What the device is.
 
 # Kilobytes of shared memory of a multiprocessor, of which one block may use all but 1 from 8.0 on;
 # threads of a multiprocessor. CUDA Programming Guide 13, section 5.1, "Technical Specifications
@@ -209,6 +137,13 @@ _THREADS: Final = {
     (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (11, 0): 1536, (12, 0): 1536,
     (12, 1): 1536,
 }  # fmt: skip
+
+
+# Not known of most devices; nothing of a rehearsal follows from them.
+_UNKNOWN: Final = (
+    "L2_cache_size", "clock_rate", "memory_clock_rate", "memory_bus_width", "pci_bus_id",
+    "pci_device_id", "pci_domain_id",
+)  # fmt: skip
 
 
 def _properties(profile: DeviceProfile) -> SimpleNamespace:
@@ -231,14 +166,7 @@ def _properties(profile: DeviceProfile) -> SimpleNamespace:
         shared_memory_per_block=48 * _KIB,
         shared_memory_per_block_optin=a_block * _KIB,
         shared_memory_per_multiprocessor=shared * _KIB,
-        # Not known of most devices; nothing of a rehearsal follows from them.
-        L2_cache_size=0,
-        clock_rate=0,
-        memory_clock_rate=0,
-        memory_bus_width=0,
-        pci_bus_id=0,
-        pci_device_id=0,
-        pci_domain_id=0,
+        **dict.fromkeys(_UNKNOWN, 0),
         uuid=uuid.UUID(int=0),
         gcnArchName="",
     )
@@ -259,7 +187,7 @@ def _patch_facts(patches: Patches, profile: DeviceProfile) -> None:
         "ipc_collect": None,
         "check_error": None,  # no call fails
         "synchronize": None,
-        # Of NVML. The stand-in is idle.
+        # Of NVML. The device is idle.
         "utilization": 0,
         "memory_usage": 0,
         "device_memory_used": 0,
@@ -271,12 +199,15 @@ def _patch_facts(patches: Patches, profile: DeviceProfile) -> None:
         "graph_pool_handle": (0, 0),
         "cudart": CudaRuntime(profile),
     }
-    _answer(patches, answers)
-    _call(patches, {"device_count": _count, "current_device": _current, "set_device": _choose})
-    for module in _homes("_get_device_index"):
-        patches.wrap(module, "_get_device_index", _called(_get_device_index))
-    patches.replace(torch.cuda, "device", _instead(ChosenDevice))
-    patches.replace(torch.cuda, "device_of", _instead(DeviceOf))
+    _wrap(patches, **{name: _answering(answer) for name, answer in answers.items()})
+    _wrap(
+        patches,
+        device_count=_called(device_count),
+        current_device=_called(current_device),
+        set_device=_called(set_device),
+        _get_device_index=_called(get_device_index),
+    )
+    _replace(patches, device=ChosenDevice, device_of=DeviceOf)
     patches.replace(torch.version, "cuda", _instead(_CUDA))
     patches.wrap(torch, "get_device_module", _module)
     for name in ("start", "stop"):
@@ -285,25 +216,6 @@ def _patch_facts(patches: Patches, profile: DeviceProfile) -> None:
         patches.wrap(torch.cuda.nvtx, name, _always(lambda *_, **__: 0))
     for name in ("mark", "range_end"):
         patches.wrap(torch.cuda.nvtx, name, _always(_ignored))
-
-
-def _homes(name: str) -> Iterator[Any]:
-    """The modules of torch.cuda under which scripts find a function."""
-    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
-        if hasattr(module, name):
-            yield module
-
-
-def _answer(patches: Patches, answers: dict[str, Any]) -> None:
-    for name, answer in answers.items():
-        for module in _homes(name):
-            patches.wrap(module, name, _answering(answer))
-
-
-def _call(patches: Patches, calls: dict[str, Callable[..., Any]]) -> None:
-    for name, call in calls.items():
-        for module in _homes(name):
-            patches.wrap(module, name, _called(call))
 
 
 def _module(original: Any, device: Any = None) -> Any:
@@ -336,9 +248,6 @@ class CudaRuntime:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args: cannot(f"torch.cuda.cudart().{name}")
-
-
-# Memory: everything is 0, with the keys of a real device.
 
 
 def _nothing_allocated() -> dict[str, Any]:
@@ -375,6 +284,7 @@ def _nothing_pinned() -> dict[str, Any]:
 
 
 def _patch_memory(patches: Patches, profile: DeviceProfile) -> None:
+    """Everything is 0, with the keys of a real device."""
     fractions: dict[int, float] = {}
 
     def set_fraction(fraction: float, device: Any = None) -> None:
@@ -382,46 +292,36 @@ def _patch_memory(patches: Patches, profile: DeviceProfile) -> None:
             raise TypeError("Invalid type for fraction argument, must be `float`")
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        fractions[_index(device)] = fraction
+        fractions[index_of(device)] = fraction
+
+    def get_fraction(device: Any = None) -> float:
+        return fractions.get(index_of(device), 1.0)
 
     def processes(device: Any = None) -> str:
-        return f"GPU:{_index(device)}\nno processes are running"
+        return f"GPU:{index_of(device)}\nno processes are running"
 
-    answers: dict[str, Any] = {
-        "mem_get_info": (profile.memory_bytes, profile.memory_bytes),
-        "get_allocator_backend": "native",
-    }
     for name in (
         "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated",
         "reset_max_memory_cached", "reset_accumulated_memory_stats",
         "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
         "_record_memory_history", "caching_allocator_enable",
     ):  # fmt: skip
-        answers[name] = None
-    _answer(patches, answers)
-    _call(
+        _wrap(patches, **{name: _answering(None)})
+    _wrap(
         patches,
-        {
-            "memory_stats_as_nested_dict": lambda device=None: _nothing_allocated(),
-            "host_memory_stats_as_nested_dict": _nothing_pinned,
-            "memory_snapshot": lambda *_, **__: [],
-            "_snapshot": lambda *_, **__: {"segments": [], "device_traces": [[]]},
-            "list_gpu_processes": processes,
-            "set_per_process_memory_fraction": set_fraction,
-            "get_per_process_memory_fraction": lambda device=None: fractions.get(
-                _index(device), 1.0
-            ),
-        },
+        mem_get_info=_answering((profile.memory_bytes, profile.memory_bytes)),
+        get_allocator_backend=_answering("native"),
+        memory_stats_as_nested_dict=_called(lambda device=None: _nothing_allocated()),
+        host_memory_stats_as_nested_dict=_called(_nothing_pinned),
+        memory_snapshot=_called(lambda *_, **__: []),
+        _snapshot=_called(lambda *_, **__: {"segments": [], "device_traces": [[]]}),
+        list_gpu_processes=_called(processes),
+        set_per_process_memory_fraction=_called(set_fraction),
+        get_per_process_memory_fraction=_called(get_fraction),
+        caching_allocator_disabled=_always(lambda *_, **__: contextlib.nullcontext()),
+        use_mem_pool=_always(lambda *_, **__: contextlib.nullcontext()),
     )
-    for name in ("caching_allocator_disabled", "use_mem_pool"):
-        for module in _homes(name):
-            patches.wrap(module, name, _always(lambda *_, **__: contextlib.nullcontext()))
-    for module in _homes("MemPool"):
-        patches.replace(module, "MemPool", _instead(MemPool))
-
-
-def _index(device: Any) -> int:
-    return _current() if device is None else device_named(device).index or 0
+    _replace(patches, MemPool=MemPool)
 
 
 class MemPool:
@@ -439,10 +339,8 @@ class MemPool:
         return []
 
 
-# Random numbers are those of the CPU.
-
-
 def _patch_state(patches: Patches) -> None:
+    """Random numbers are those of the CPU."""
     modes = {"default": 0, "warn": 1, "error": 2}
     debug = [0]
 
@@ -453,26 +351,17 @@ def _patch_state(patches: Patches) -> None:
             )
         debug[0] = modes[mode] if isinstance(mode, str) else mode
 
-    def state(*_: object, **__: object) -> Tensor:
-        return torch.get_rng_state()
-
-    _answer(patches, dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all")))
-    _call(
+    _wrap(
         patches,
-        {
-            "initial_seed": torch.initial_seed,
-            "set_sync_debug_mode": set_debug,
-            "get_sync_debug_mode": lambda: debug[0],
-        },
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _answering(None)),
+        initial_seed=_called(torch.initial_seed),
+        set_sync_debug_mode=_called(set_debug),
+        get_sync_debug_mode=_called(lambda: debug[0]),
+        get_rng_state=_always(lambda *_, **__: torch.get_rng_state()),
+        set_rng_state=_always(_ignored),
+        get_rng_state_all=_always(lambda: [torch.get_rng_state() for _ in range(device_count())]),
+        set_rng_state_all=_always(_ignored),
     )
-    for name, made in (
-        ("get_rng_state", state),
-        ("set_rng_state", _ignored),
-        ("get_rng_state_all", lambda: [torch.get_rng_state() for _ in range(_count())]),
-        ("set_rng_state_all", _ignored),
-    ):
-        for module in _homes(name):
-            patches.wrap(module, name, _always(made))
     patches.replace(torch.cuda, "default_generators", _instead((torch.default_generator,)))
     for name in ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor",
                  "CharTensor", "ShortTensor", "IntTensor", "LongTensor", "BoolTensor"):  # fmt: skip
@@ -508,156 +397,28 @@ def old_type_name(asked: Any) -> str:
     return asked if isinstance(asked, str) and asked.startswith("torch.cuda.") else ""
 
 
-# Streams and events: everything on a CPU happens in order.
-
-_numbers = itertools.count(1)
-
-
-class Stream:
-    """``torch.cuda.Stream``, and ``torch.Stream`` of the device."""
-
-    def __init__(
-        self, device: Any = None, priority: int = 0, *args: object, number: int | None = None,
-        **kwargs: object,
-    ) -> None:  # fmt: skip
-        self.device = device_named("cuda" if device is None else device)
-        self.device_index = self.device.index or 0
-        self.device_type = 1  # c10::DeviceType::CUDA
-        self.priority = priority
-        self.stream_id = self.cuda_stream = next(_numbers) if number is None else number
-        self._around: list[Any] = []
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Stream):
-            return NotImplemented
-        return (self.device, self.stream_id) == (other.device, other.stream_id)
-
-    def __hash__(self) -> int:
-        return hash((self.device, self.stream_id))
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
-
-    def __enter__(self) -> Self:
-        self._around.append(StreamContext(self))
-        self._around[-1].__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._around.pop().__exit__(*error)
-
-    def query(self) -> bool:
-        """Everything has been done."""
-        return True
-
-    def synchronize(self, *args: object) -> None:
-        """There is nothing to wait for."""
-
-    wait_stream = wait_event = synchronize
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """An event that has happened."""
-        made = event or Event()
-        made.record()
-        return made
-
-
-class ExternalStream(Stream):
-    """``torch.cuda.ExternalStream``: a stream of another library."""
-
-    def __init__(self, stream_ptr: int, device: Any = None, **kwargs: object) -> None:
-        super().__init__(device, number=stream_ptr)
-
-
-class StreamContext(contextlib.ContextDecorator):
-    """``torch.cuda.stream``: another current stream inside, on that stream's device."""
-
-    def __init__(self, stream: Stream | None) -> None:
-        self.stream = stream
-        self._before: list[tuple[dict[int, Stream], int]] = []
-
-    def __enter__(self) -> None:
-        self._before.append((_streams(), _current()))
-        if self.stream is not None:
-            set_stream(self.stream)
-
-    def __exit__(self, *error: object) -> None:
-        _chosen.streams, _chosen.index = self._before.pop()
-
-
-def _streams() -> dict[int, Stream]:
-    """This thread's current stream of each device that has another than the default."""
-    found: dict[int, Stream] = getattr(_chosen, "streams", {})
-    return found
-
-
-def set_stream(stream: Stream) -> None:
-    """``torch.cuda.set_stream``: it also makes the stream's device the current one."""
-    _chosen.streams = {**_streams(), stream.device_index: stream}
-    _choose(stream.device)
-
-
-def current_stream(device: Any = None) -> Stream:
-    """``torch.cuda.current_stream``."""
-    return _streams().get(_index(device)) or default_stream(device)
-
-
-def default_stream(device: Any = None) -> Stream:
-    """``torch.cuda.default_stream``."""
-    return Stream(torch.device("cuda", _index(device)), number=0)
-
-
-class Event:
-    """Takes the time of the processor."""
-
-    def __init__(self, device: Any = None, *args: object, **kwargs: object) -> None:
-        is_device = device is not None and not isinstance(device, bool)
-        self.device = device_named(device if is_device else "cuda")
-        self.at = 0.0
-
-    def record(self, *args: object) -> None:
-        """It happens now."""
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds between two events."""
-        return 1e3 * (end.at - self.at)
-
-    def query(self) -> bool:
-        """It has happened."""
-        return True
-
-    def synchronize(self, *args: object) -> None:
-        """There is nothing to wait for."""
-
-    wait = synchronize
-
-
 def _patch_streams(patches: Patches) -> None:
-    for name, made in (
-        ("Stream", Stream),
-        ("Event", Event),
-        ("ExternalStream", ExternalStream),
-        ("StreamContext", StreamContext),
-    ):
-        patches.replace(torch.cuda, name, _instead(made))
-        if hasattr(torch.cuda.streams, name):
-            patches.replace(torch.cuda.streams, name, _instead(made))
-    for name, call in (
-        ("stream", StreamContext),
-        ("set_stream", set_stream),
-        ("current_stream", current_stream),
-        ("default_stream", default_stream),
-        ("get_stream_from_external", ExternalStream),
-    ):
-        if hasattr(torch.cuda, name):
-            patches.wrap(torch.cuda, name, _always(call))
+    _replace(
+        patches,
+        Stream=Stream,
+        Event=Event,
+        ExternalStream=ExternalStream,
+        StreamContext=StreamContext,
+    )
+    _wrap(
+        patches,
+        stream=_always(StreamContext),
+        set_stream=_always(set_stream),
+        current_stream=_always(current_stream),
+        default_stream=_always(default_stream),
+        get_stream_from_external=_always(ExternalStream),
+    )
     patches.replace(torch, "Stream", _of_either(Stream))
     patches.replace(torch, "Event", _of_either(Event))
 
 
 def _of_either(kind: type[Any]) -> Callable[[Any], Any]:
-    """``torch.Stream`` and ``torch.Event``: the stand-in's, unless another device is asked for."""
+    """``torch.Stream`` and ``torch.Event``: ours, unless another device is asked for."""
 
     def make(original: Any) -> Any:
         class OfEither(type):
@@ -674,22 +435,19 @@ def _of_either(kind: type[Any]) -> Callable[[Any], Any]:
     return make
 
 
-# torch.accelerator.
-
-
 def _patch_accelerator(patches: Patches) -> None:
     asked = torch.accelerator
     for name, call in (
         ("is_available", lambda: True),
         ("current_accelerator", lambda check_available=False: torch.device("cuda")),
-        ("device_count", _count),
+        ("device_count", device_count),
         ("synchronize", _ignored),
         ("set_stream", set_stream),
         ("current_stream", current_stream),
-        ("current_device_index", _current),
-        ("current_device_idx", _current),
-        ("set_device_index", _choose),
-        ("set_device_idx", _choose),
+        ("current_device_index", current_device),
+        ("current_device_idx", current_device),
+        ("set_device_index", set_device),
+        ("set_device_idx", set_device),
         ("get_device_capability", lambda device=None: {"supported_dtypes": _dtypes()}),
         ("empty_cache", _ignored),
         ("empty_host_cache", _ignored),
@@ -717,9 +475,6 @@ def _dtypes() -> set[torch.dtype]:
         "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
     )  # fmt: skip
     return {getattr(torch, name) for name in names if hasattr(torch, name)}
-
-
-# Flags of the backends.
 
 
 def _patch_backends(patches: Patches, profile: DeviceProfile) -> None:
@@ -756,24 +511,17 @@ def _patch_flag(patches: Patches, owner: Any, kind: str) -> None:
     patches.wrap(owner, f"{kind}_sdp_enabled", _called(lambda: enabled[0]))
 
 
-# What a CPU cannot stand in for, each in one sentence.
-
-
 def _patch_refused(patches: Patches) -> None:
-    for name in ("CUDAGraph", "graph"):  # classes stay classes: annotations name them
-        for module in _homes(name):
-            patches.replace(module, name, _instead(NoGraph))
-    for module in _homes("make_graphed_callables"):
-        patches.wrap(module, "make_graphed_callables", _always(_no_graphs))
+    """What cannot be simulated, each in one sentence."""
+    _replace(patches, CUDAGraph=NoGraph, graph=NoGraph)  # annotations name them: classes
+    _wrap(patches, make_graphed_callables=_always(_no_graphs))
     if hasattr(torch.accelerator, "Graph"):
         patches.replace(torch.accelerator, "Graph", _instead(NoGraph))
     for name in ("caching_allocator_alloc", "caching_allocator_delete", "change_current_allocator"):
-        for module in _homes(name):
-            patches.wrap(module, name, _refusing(f"torch.cuda.{name}"))
+        _wrap(patches, **{name: _refusing(f"torch.cuda.{name}")})
     for name in ("CUDAPluggableAllocator", "GreenContext"):
         made = type(name, (_Refused,), {"__doc__": "What a CPU has not."})
-        for module in _homes(name):
-            patches.replace(module, name, _instead(made))
+        _replace(patches, **{name: made})
     for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"):
         patches.wrap(
             torch.cuda.nccl, name,

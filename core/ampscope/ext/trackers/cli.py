@@ -11,17 +11,19 @@ import click
 
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
-from ampscope.ext.trackers import steps
+from ampscope.ext.trackers.mlflow_folder import write_mlflow
 from ampscope.ext.trackers.prometheus import serve
 from ampscope.ext.trackers.steps import PROJECT, Axis
+from ampscope.ext.trackers.tensorboard_file import write_tensorboard
 from ampscope.ext.trackers.trackio_folder import write_trackio
+from ampscope.ext.trackers.wandb_folder import write_wandb
 from ampscope.store.codec import is_run_id
 from ampscope.store.reader import Reader
 
 _WRITERS = {
-    "tensorboard": steps.write_tensorboard,
-    "wandb": steps.write_wandb,
-    "mlflow": steps.write_mlflow,
+    "tensorboard": write_tensorboard,
+    "wandb": write_wandb,
+    "mlflow": write_mlflow,
     "trackio": write_trackio,
 }
 

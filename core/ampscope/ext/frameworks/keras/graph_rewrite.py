@@ -1,6 +1,6 @@
 """TensorFlow's automatic mixed-precision graph rewrite on a CPU: each op's dtype before and after.
 
-    python -m ampscope.ext.frameworks.keras.graph_rewrite --json
+    report(python_for("keras"))
 
 The rewrite runs in a process of its own, because with some settings it ends the process. In the
 same way a check shows what TF_ENABLE_AUTO_MIXED_PRECISION=1, which articles recommend, does here.
@@ -8,10 +8,8 @@ same way a check shows what TF_ENABLE_AUTO_MIXED_PRECISION=1, which articles rec
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
-import sys
 from dataclasses import asdict, dataclass
 
 from ampscope.errors import AmpscopeError
@@ -37,11 +35,6 @@ class RewrittenOp:
     after: str
     list: str  # allow, infer, deny or clear of the fp16 lists; "" in none, or under bf16
 
-    @property
-    def is_changed(self) -> bool:
-        """Added, or in another dtype than before."""
-        return self.before != self.after
-
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
@@ -61,10 +54,28 @@ class VariableCheck:
     sentence: str
 
 
-def rewritten(mode: str, python: str = sys.executable, emulate: bool = False) -> Rewrite:
+def report(python: str, *, as_json: bool = False) -> str:
+    """Both rewrites and the check of the variable, as tables or one JSON object."""
+    rewrites, check = [rewritten(mode, python) for mode in MODES], check_variable(python)
+    if as_json:
+        found = {"rewrites": [asdict(r) for r in rewrites], "variable": asdict(check)}
+        return json.dumps(found)
+    lines = []
+    for rewrite in rewrites:
+        changed = sum(op.before != op.after for op in rewrite.ops)
+        of_all = f"{changed} of {len(rewrite.ops)} ops changed"
+        lines.append(f"{rewrite.mode}: {rewrite.error or of_all}")
+        lines += [
+            f"  {op.type:24} {op.list:6} {op.before or '(added)':10} {op.after:22} {op.name}"
+            for op in rewrite.ops
+        ]
+    return "\n".join([*lines, check.sentence])
+
+
+def rewritten(mode: str, python: str) -> Rewrite:
     """The rewrite under ``python``; ``mode`` is fp16 or bf16."""
     try:
-        version, ops = _child(mode, python, {} if emulate else NO_EMULATION)
+        version, ops = _child(mode, python, NO_EMULATION)
     except AmpscopeError as error:
         return Rewrite(mode, error=str(error))
     words = _fp16_lists() if mode == "fp16" else {}
@@ -72,7 +83,7 @@ def rewritten(mode: str, python: str = sys.executable, emulate: bool = False) ->
     return Rewrite(mode, version, tuple(records))
 
 
-def check_variable(python: str = sys.executable) -> VariableCheck:
+def check_variable(python: str) -> VariableCheck:
     """The optimizer's own defaults, with the variable and without it."""
     try:
         version, plain = _child("env", python, {VARIABLE: "0"})
@@ -91,23 +102,6 @@ def check_variable(python: str = sys.executable) -> VariableCheck:
         f"{VARIABLE}=1 changes the graph in TensorFlow {version}: {half} of {len(switched)} ops "
         "are in half precision.",
     )
-
-
-def main() -> None:
-    """Print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    as_json = parser.parse_args().json
-    rewrites, check = [rewritten(mode) for mode in MODES], check_variable()
-    if as_json:
-        print(json.dumps({"rewrites": [asdict(r) for r in rewrites], "variable": asdict(check)}))
-        return
-    for rewrite in rewrites:
-        changed = sum(op.is_changed for op in rewrite.ops)
-        print(f"{rewrite.mode}: {rewrite.error or f'{changed} of {len(rewrite.ops)} ops changed'}")
-        for op in rewrite.ops:
-            print(f"  {op.type:24} {op.list:6} {op.before or '(added)':10} {op.after:22} {op.name}")
-    print(check.sentence)
 
 
 def _child(mode: str, python: str, variables: dict[str, str]) -> tuple[str, list[list[str]]]:
@@ -130,7 +124,3 @@ def _child(mode: str, python: str, variables: dict[str, str]) -> tuple[str, list
 def _fp16_lists() -> dict[str, str]:
     """The list's own word by type of op."""
     return {op.op: op.word for op in listed_ops() if op.framework.startswith("TensorFlow")}
-
-
-if __name__ == "__main__":
-    main()

@@ -2,33 +2,26 @@
 an output is not finite. Operations between the layers of a functional model are watched too.
 
 Calls while a graph is traced are left alone: their tensors hold no numbers.
-
-Also here: what a layer or op computes in the words of PyTorch's ops, and a bad layer called again
-in fp32 and op by op.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import execute
-from tensorflow.python.eager.context import context
-from tensorflow.python.eager.record import could_possibly_record, stop_recording
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.eager.record import could_possibly_record
 
+from ampscope.ext.frameworks.bad_layers import LayerCall
+from ampscope.ext.frameworks.keras.called_again import Called, fp32_policy
+from ampscope.ext.frameworks.keras.op_words import layer_kind, op_kind
 from ampscope.ext.frameworks.keras.training import Training, module_record
 from ampscope.ext.frameworks.keras.values import FLOATS, short_name, values_of, variable_values
-from ampscope.ext.frameworks.recorder import LayerCall, is_vanished
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import Values, is_vanished
 from ampscope.patches import Patches
 
 
@@ -179,239 +172,3 @@ def _values(tensor: Any) -> Values | None:
     if isinstance(tensor, np.ndarray):
         return Values.of(tensor) if tf.as_dtype(tensor.dtype) in FLOATS else None
     return values_of(tensor)
-
-
-# What a layer of Keras or an op of TensorFlow computes, in the words of PyTorch's ops.
-#
-# The rules know an op's kind by those words; what has none here is ``layer``.
-
-
-_LAYERS = {
-    "Dense": "linear",
-    "EinsumDense": "einsum",
-    "BatchNormalization": "native_batch_norm",
-    "LayerNormalization": "native_layer_norm",
-    "GroupNormalization": "native_group_norm",
-    "RMSNormalization": "rms_norm",
-    "UnitNormalization": "linalg_vector_norm",
-    "Add": "add",
-    "Subtract": "sub",
-    "Multiply": "mul",
-    "Average": "mean",
-    "Concatenate": "cat",
-    "Dot": "bmm",
-    "Softmax": "softmax",
-    "Embedding": "embedding",
-    "ReLU": "relu",
-    "Dropout": "dropout",
-    "Rescaling": "mul",
-}
-_PREFIXES = {
-    "Conv": "convolution",
-    "DepthwiseConv": "convolution",
-    "SeparableConv": "convolution",
-    "MaxPooling": "max_pool2d",
-    "AveragePooling": "avg_pool2d",
-    "GlobalAveragePooling": "mean",
-    "GlobalMaxPooling": "amax",
-}
-# Operations between the layers of a functional model, and kernels of TensorFlow.
-_OPS = {
-    "MatMul": "matmul", "BatchMatMul": "bmm", "BatchMatMulV2": "bmm", "BatchMatMulV3": "bmm",
-    "Matmul": "matmul", "Einsum": "einsum", "Dot": "dot", "Tensordot": "matmul",
-    "Conv1D": "convolution", "Conv2D": "convolution", "Conv3D": "convolution",
-    "DepthwiseConv2dNative": "convolution", "Add": "add", "AddV2": "add", "AddN": "add",
-    "BiasAdd": "add", "Sub": "sub", "Subtract": "sub", "ConcatV2": "cat", "Pack": "stack",
-    "Cast": "_to_copy", "Mul": "mul", "Multiply": "mul", "RealDiv": "div", "Div": "div",
-    "DivNoNan": "div", "Divide": "div", "Reciprocal": "reciprocal", "Rsqrt": "rsqrt", "Pow": "pow",
-    "Power": "pow", "Square": "square", "SquaredDifference": "square", "Exp": "exp",
-    "Expm1": "expm1", "Cosh": "cosh", "Sinh": "sinh", "Log": "log", "Log1p": "log1p", "Sum": "sum",
-    "Mean": "mean", "Prod": "prod", "Cumsum": "cumsum", "Var": "var", "Std": "std",
-    "Softmax": "_softmax", "LogSoftmax": "_log_softmax", "Softplus": "softplus",
-    "UnsortedSegmentSum": "segment_reduce", "AvgPool": "avg_pool2d", "L2Loss": "linalg_vector_norm",
-    "FusedBatchNormV3": "native_batch_norm", "Fill": "full", "SelectV2": "where",
-    "Reshape": "view", "Transpose": "transpose", "ExpandDims": "unsqueeze", "Squeeze": "squeeze",
-}  # fmt: skip
-
-
-def layer_kind(layer: Any) -> str:
-    """Of a layer or operation, by its class or a class that it is derived from."""
-    return _kind_of(type(layer))  # type: ignore[arg-type]  # a class is hashable
-
-
-@cache
-def _kind_of(layer_type: type) -> str:
-    for kind in layer_type.__mro__:
-        name = kind.__name__
-        if not kind.__module__.startswith("keras."):
-            continue
-        if name in _LAYERS:
-            return _LAYERS[name]
-        for prefix, op in _PREFIXES.items():
-            if name.startswith(prefix) and name.rstrip("123D").endswith(prefix):
-                return op
-    return "layer"
-
-
-def op_kind(name: str) -> str:
-    """Of a kernel or an operation between layers, ``aten.matmul``; its own name when unknown."""
-    return f"aten.{_OPS[name]}" if name in _OPS else f"tf.{name}"
-
-
-# A layer whose finite inputs gave a non-finite output, called again: in fp32, and op by op.
-#
-# Both happen at the first sight of a bad layer only. What a call changes (moving averages, the
-# state of random generators) is put back, and no tape records it.
-
-
-_HALF = (tf.float16, tf.bfloat16)
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A call of a layer or operation that can be made again; ``again`` is its own ``__call__``."""
-
-    layer: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    again: Callable[..., Any]
-
-    def in_fp32(self) -> Values | None:
-        """All outputs of the same call in fp32; None where it cannot be made."""
-        try:
-            with undisturbed(self.layer), fp32_policy(self.layer):
-                args, kwargs = tf.nest.map_structure(_widened, (self.args, self.kwargs))
-                outputs = tf.nest.flatten(self.again(self.layer, *args, **kwargs))
-        except Exception:
-            return None  # a layer that insists on half precision
-        found = [v.floats().astype(np.float32) for o in outputs if (v := values_of(o)) is not None]
-        return Values.of(np.concatenate(found)) if found else None
-
-    def first_bad_op(self, path: str, line: Callable[[], str]) -> LayerCall | None:
-        """The first kernel whose finite inputs gave a non-finite output, and which ones then took
-        what it put out."""
-        found: list[LayerCall] = []
-        consumers: list[str] = []
-        descend: list[Any] = []  # held, so that no other tensor gets their ids
-
-        def look(
-            op_type: str | bytes,
-            inputs: Sequence[Any],
-            attrs: Any,
-            outputs: Sequence[Any],
-            op_name: object = None,
-            graph: object = None,
-        ) -> None:
-            if graph is not None:
-                return
-            known = {id(t) for t in descend}
-            if found and any(id(t) in known for t in inputs):
-                consumers.append(_kind(op_type).rpartition(".")[2])
-                descend.extend(outputs)
-            if not found and _is_born(inputs, outputs):
-                found.append(_of_op(path, self.layer, op_type, inputs, attrs, outputs, line()))
-                descend.extend(outputs)
-
-        with undisturbed(self.layer):
-            op_callbacks.add_op_callback(look)
-            try:
-                self.again(self.layer, *self.args, **self.kwargs)
-            except Exception:
-                return None
-            finally:
-                op_callbacks.remove_op_callback(look)
-        return replace(found[0], consumers=tuple(consumers)) if found else None
-
-
-@contextlib.contextmanager
-def undisturbed(layer: Any) -> Iterator[None]:
-    """What calls inside change in ``layer`` is put back."""
-    kept = [(v, tf.identity(v.value)) for v in getattr(layer, "non_trainable_variables", ())]
-    random_numbers = getattr(context(), "_rng", None)
-    state = random_numbers.getstate() if random_numbers is not None else None
-    try:
-        with stop_recording():
-            yield
-    finally:
-        for variable, value in kept:
-            variable.assign(value)
-        if random_numbers is not None:
-            random_numbers.setstate(state)
-
-
-@contextlib.contextmanager
-def fp32_policy(layer: Any) -> Iterator[None]:
-    """``layer`` and all layers in it compute in fp32, with their weights as they are."""
-    inside = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else ()
-    kept = [(each, each._dtype_policy) for each in inside]
-    try:
-        for each, policy in kept:
-            each._dtype_policy = wide_policy(policy)
-        yield
-    finally:
-        for each, policy in kept:
-            each._dtype_policy = policy
-
-
-def wide_policy(policy: Any) -> Any:
-    """fp32 for computing; weights stay in the dtype that they have."""
-    wide = keras.DTypePolicy("float32")
-    wide._compute_dtype = "float32"
-    wide._variable_dtype = policy.variable_dtype
-    return wide
-
-
-def _widened(value: Any) -> Any:
-    return tf.cast(value, tf.float32) if getattr(value, "dtype", None) in _HALF else value
-
-
-def _is_born(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    return any(map(_has_nonfinite, outputs)) and not any(map(_has_nonfinite, inputs))
-
-
-def _has_nonfinite(tensor: Any) -> bool:
-    values = values_of(tensor)
-    return values is not None and not bool(np.isfinite(values.floats()).all())
-
-
-def _of_op(
-    path: str, layer: Any, op_type: str | bytes, inputs: Sequence[Any], attrs: Any,
-    outputs: Sequence[Any], line: str,
-) -> LayerCall:  # fmt: skip
-    def in_fp32() -> Values | None:
-        return _op_in_fp32(op_type, inputs, attrs, len(outputs))
-
-    dtype = next(o.dtype for o in outputs if o.dtype in FLOATS)
-    return LayerCall(
-        path,
-        type(layer).__name__,
-        _kind(op_type),
-        tuple(v for t in inputs if (v := values_of(t)) is not None),
-        tuple(v for t in outputs if (v := values_of(t)) is not None),
-        short_name(dtype),
-        line,
-        in_fp32=in_fp32,
-    )
-
-
-def _kind(op_type: str | bytes) -> str:
-    return op_kind(op_type.decode() if isinstance(op_type, bytes) else op_type)
-
-
-def _op_in_fp32(
-    op_type: str | bytes, inputs: Sequence[Any], attrs: Any, count: int
-) -> Values | None:
-    """The kernel again with every half-precision input and attribute as fp32."""
-    half = {dtype.as_datatype_enum for dtype in _HALF}
-    wide = tuple(
-        tf.float32.as_datatype_enum if isinstance(a, int) and i % 2 and a in half else a
-        for i, a in enumerate(attrs or ())
-    )
-    with stop_recording():
-        args = [_widened(t) for t in inputs]
-        try:
-            outputs = execute.quick_execute(op_type, count, args, wide, context())
-        except Exception:
-            return None
-    found = [v for t in outputs if (v := values_of(t)) is not None]
-    return found[0] if found else None

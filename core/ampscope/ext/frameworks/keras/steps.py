@@ -4,8 +4,7 @@ A step is skipped when LossScaleOptimizer does not advance its inner optimizer. 
 accumulated (``gradient_accumulation_steps``), the step is the call that moves the weights, with
 the gradients of its own batch.
 
-Also here: what an optimizer holds, losses and the gradients that come back to the layers, and
-controls that change the loss scale.
+The loss of a step is the one whose gradients were taken last (:class:`LossWatch`).
 """
 
 from __future__ import annotations
@@ -19,15 +18,30 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
-from ampscope.ext.frameworks.adapters import ControlSettings
-from ampscope.ext.frameworks.keras.layers import Called
+from ampscope.ext.frameworks.bad_layers import LayerCall
+from ampscope.ext.frameworks.keras.called_again import Called
+from ampscope.ext.frameworks.keras.loss_scales import (
+    OwnScaler,
+    has_nonfinite,
+    hold,
+    is_inactive,
+    step_inactive,
+)
+from ampscope.ext.frameworks.keras.optimizer_state import (
+    ScalerReading,
+    epsilon,
+    inner,
+    is_gathering,
+    learning_rate,
+    scaler_state,
+    state_of,
+    static_factor,
+)
 from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
-from ampscope.ext.frameworks.keras.values import scalar, short_name, values_of, variable_values
-from ampscope.ext.frameworks.recorder import LayerCall, Numbering, StepFacts
+from ampscope.ext.frameworks.keras.values import short_name, values_of, variable_values
+from ampscope.ext.frameworks.recorder import ObjectNames, StepFacts
 from ampscope.ext.frameworks.tensors import Values
 from ampscope.patches import Patches
-
-_Named = list[tuple[str, Any, Any]]  # name, variable, gradient
 
 
 @dataclass(slots=True)
@@ -37,8 +51,8 @@ class StepWatch:
     training: Training
     scaler: OwnScaler
     inside: int = 0  # > 0: an optimizer calls its inner one
-    optimizers: Numbering = field(default_factory=lambda: Numbering("optimizer"))
-    scalers: Numbering = field(default_factory=lambda: Numbering("scaler"))
+    optimizers: ObjectNames = field(default_factory=lambda: ObjectNames("optimizer"))
+    scalers: ObjectNames = field(default_factory=lambda: ObjectNames("scaler"))
     variables: dict[int, str] = field(default_factory=dict)  # names of weights by id
     late_s: float = 0.0  # recording of the last step, after its end
 
@@ -78,53 +92,56 @@ class StepWatch:
         if is_gathering(optimizer) and not has_nonfinite(gradients):
             return original(optimizer, gradients, variables)
         self._name(variables)
-        backward = self._backward(variables)
-        lr = learning_rate(optimizer, settings)
-        before = scaler_state(optimizer)
-        if before is not None and replicas() > 1:
-            self.training.note(FIRST_REPLICA)
-        named = [
-            (self.variables[id(v)], v, g)
-            for v, g in zip(variables, gradients, strict=False)
-            if g is not None
-        ]
-        weights = _weights(named)
-        self.training.own_s += time.perf_counter() - started
-        result, skipped = self._step(original, optimizer, gradients, variables, backward)
-        started = time.perf_counter()
-        after = scaler_state(optimizer)
-        if before is not None and after is not None and not settings.precision:
-            skipped = after.steps == before.steps
-        state, second_moments = state_of(optimizer)
-        scale = None if before is None else before.scale
-        is_off = is_inactive(optimizer, settings)
-        own = backward is not None and backward.unscaled_by is not None
-        holder = self.scaler if own else optimizer
-        facts = StepFacts(
-            loss=None if backward is None else backward.loss,
-            loss_dtype="" if backward is None else backward.loss_dtype,
-            scale=None if is_off else backward.unscaled_by if own and backward else scale,
-            skipped=skipped,
-            lr=lr,
-            optimizer=self.optimizers.name(optimizer),
-            scaler=self.scalers.name(holder) if own or before is not None else "",
-            scaled=not own and (backward is None or backward.scaled),
-            loss_scaled=None if backward is None else backward.scaled,
-            static_scale=static_factor(optimizer),
-            growth_counter=None if is_off or after is None else after.counter,
-            backwards=1 if backward is None else backward.count,
-            gradients={n: v for n, _, g in named if (v := values_of(g)) is not None},
-            before=weights,
-            after=_weights(named),
-            state=state,
-            second_moments=second_moments,
-            eps=epsilon(optimizer),
+        seen = _Before(
+            [(self.variables[id(v)], v, g) for v, g in zip(variables, gradients, strict=False)],
+            self._backward(variables),
+            learning_rate(optimizer, settings),
+            scaler_state(optimizer),
         )
+        if seen.scaler is not None and replicas() > 1:
+            self.training.note(FIRST_REPLICA)
+        self.training.own_s += time.perf_counter() - started
+        result, skipped = self._step(original, optimizer, gradients, variables, seen.backward)
+        started = time.perf_counter()
+        facts = self._facts(optimizer, seen, skipped)
         hold(optimizer, settings)
         self._record(facts, started)
         if facts.scale is not None:  # each LossScaleOptimizer is a scaler, and never waits
             self.training.recorder.scaler_updated(facts.scaler)
         return result
+
+    def _facts(self, optimizer: Any, seen: _Before, skipped: bool) -> StepFacts:
+        settings, backward, before = self.training.settings, seen.backward, seen.scaler
+        after = scaler_state(optimizer)
+        if before is not None and after is not None and not settings.precision:
+            skipped = after.steps == before.steps
+        state, second_moments = state_of(optimizer)
+        scale, scaler = None, ""
+        if backward.unscaled_by is not None:
+            scale, scaler = backward.unscaled_by, self.scalers.name(self.scaler)
+        elif before is not None:
+            scale, scaler = before.scale, self.scalers.name(optimizer)
+        is_off = is_inactive(optimizer, settings)
+        return StepFacts(
+            loss=backward.loss,
+            loss_dtype=backward.loss_dtype,
+            scale=None if is_off else scale,
+            skipped=skipped,
+            lr=seen.lr,
+            optimizer=self.optimizers.name(optimizer),
+            scaler=scaler,
+            scaled=backward.unscaled_by is None and backward.scaled is not False,
+            loss_scaled=backward.scaled,
+            static_scale=static_factor(optimizer),
+            growth_counter=None if is_off or after is None else after.counter,
+            backwards=backward.count,
+            gradients=seen.gradients(),
+            before=seen.weights,
+            after=seen.weights_now(),
+            state=state,
+            second_moments=second_moments,
+            eps=epsilon(optimizer),
+        )
 
     def _step(
         self,
@@ -132,13 +149,13 @@ class StepWatch:
         optimizer: Any,
         gradients: Any,
         variables: Any,
-        backward: Backward | None,
+        backward: Backward,
     ) -> tuple[Any, bool]:
         """(what apply gave, whether ampscope's own scaler left the step out)."""
         if is_inactive(optimizer, self.training.settings):
             step_inactive(optimizer, gradients, variables)
             return None, False
-        if backward is not None and backward.unscaled_by is not None:
+        if backward.unscaled_by is not None:
             found_inf = has_nonfinite(gradients)
             self.scaler.update(found_inf)
             if found_inf:
@@ -172,14 +189,33 @@ class StepWatch:
             name = path.replace("/", ".").partition(":")[0] or f"weight{number}"
             self.variables.setdefault(id(variable), name)
 
-    def _backward(self, variables: list[Any]) -> Backward | None:
+    def _backward(self, variables: list[Any]) -> Backward:
         """The last one for these weights; it is used up."""
         ids = {id(v) for v in variables} | {id(getattr(v, "_value", v)) for v in variables}
         kept = self.training.backwards
         for at in range(len(kept) - 1, -1, -1):
             if ids & kept[at].sources:
                 return kept.pop(at)
-        return None
+        return Backward(None, "", None, frozenset())  # none was seen
+
+
+class _Before:
+    """What was known before a step."""
+
+    def __init__(
+        self, named: list[tuple[str, Any, Any]], backward: Backward, lr: float,
+        scaler: ScalerReading | None,
+    ) -> None:  # fmt: skip
+        # Name, variable and gradient of what the step moves.
+        self.named = [one for one in named if one[2] is not None]
+        self.weights = self.weights_now()
+        self.backward, self.lr, self.scaler = backward, lr, scaler
+
+    def weights_now(self) -> dict[str, Values]:
+        return {n: values for n, v, _ in self.named if (values := variable_values(v)) is not None}
+
+    def gradients(self) -> dict[str, Values]:
+        return {n: values for n, _, g in self.named if (values := values_of(g)) is not None}
 
 
 def scan_weights(training: Training, moment: str) -> None:
@@ -193,108 +229,18 @@ def scan_weights(training: Training, moment: str) -> None:
         training.recorder.weights(moment, weights, kind)
 
 
-def _weights(named: _Named) -> dict[str, Values]:
-    return {name: values for name, v, _ in named if (values := variable_values(v)) is not None}
-
-
-# What an optimizer of Keras holds: state, second moments, learning rate, epsilon, loss scale.
-
-
-# Running means of squared gradients: Adam and its kin, RMSprop; Adagrad's sum of them.
-_SECOND_MOMENTS = ("_velocities", "_accumulators", "_accumulated_grads")
-
-
-@dataclass(frozen=True, slots=True)
-class ScalerState:
-    """Before or after a step."""
-
-    scale: float
-    counter: int  # finite steps since the last change
-    steps: int  # calls of the inner optimizer; skipped steps do not count
-
-
-def inner(optimizer: Any) -> Any:
-    """The optimizer that moves the weights."""
-    return optimizer.inner_optimizer if is_scaler(optimizer) else optimizer
-
-
-def calls(optimizer: Any) -> Any:
-    """The variable that counts calls. Where gradients are accumulated, ``iterations`` is no
-    variable but its quotient, moves of the weights."""
-    stepping = inner(optimizer)
-    return getattr(stepping, "_iterations", stepping.iterations)  # Keras 3.0 has no other
-
-
-def scaler_state(optimizer: Any) -> ScalerState | None:
-    """Of a LossScaleOptimizer; None for another optimizer."""
-    if not is_scaler(optimizer):
-        return None
-    if not optimizer.built:
-        return ScalerState(float(optimizer.initial_scale), 0, 0)
-    return ScalerState(
-        float(optimizer.dynamic_scale.numpy()),
-        int(optimizer.step_counter.numpy()),
-        int(calls(optimizer).numpy()),
-    )
-
-
-def static_factor(optimizer: Any) -> float | None:
-    """``loss_scale_factor`` of an optimizer without a scaler."""
-    return None if is_scaler(optimizer) else scalar(optimizer.loss_scale_factor)
-
-
-def learning_rate(optimizer: Any, settings: ControlSettings) -> float:
-    """Of the step that is coming."""
-    value = inner(optimizer).learning_rate
-    return (scalar(value) or 0.0) * settings.lr_factor
-
-
-def epsilon(optimizer: Any) -> float | None:
-    """Added to a denominator; None where there is none."""
-    return scalar(getattr(inner(optimizer), "epsilon", None))
-
-
-def state_of(optimizer: Any) -> tuple[dict[str, Values], tuple[str, ...]]:
-    """(floating-point state by name, which of them are second moments)."""
-    stepping = inner(optimizer)
-    rate = id(getattr(stepping, "_learning_rate", None))
-    seconds = {
-        id(v) for name in _SECOND_MOMENTS for v in getattr(stepping, name, ()) if v is not None
-    }
-    state, second_moments = {}, []
-    for number, variable in enumerate(stepping._variables):
-        values = None if id(variable) == rate else variable_values(variable)
-        if values is not None:
-            name = f"{number}.{variable.name}"
-            state[name] = values
-            if id(variable) in seconds:
-                second_moments.append(name)
-    return state, tuple(second_moments)
-
-
-def is_gathering(optimizer: Any) -> bool:
-    """The coming call adds to ``gradient_accumulation_steps`` and moves no weight."""
-    steps = inner(optimizer).gradient_accumulation_steps
-    if not steps:
-        return False
-    done = int(calls(optimizer).numpy())
-    return (done + 1) % int(steps) != 0
-
-
-# The loss, and the gradients that come back to the layers' outputs.
-#
-# ``GradientTape.gradient(loss, weights)`` is asked for the layers' outputs as well. The tape
-# passes through them anyway and keeps each gradient as soon as it is complete: one pass, no
-# operation more, and bit-identical gradients of the weights.
-
-
 MAX_BACKWARDS = 64  # for weights that no optimizer steps
 MAX_SCALED = 64  # losses of tapes side by side, and of persistent ones, whose last use is not known
 
 
 @dataclass(slots=True)
 class LossWatch:
-    """Losses by the tensor that ``scale_loss`` gave for them."""
+    """The loss, and the gradients that come back to the layers' outputs.
+
+    ``GradientTape.gradient(loss, weights)`` is asked for the layers' outputs as well. The tape
+    passes through them anyway and keeps each gradient as soon as it is complete: one pass, no
+    operation more, and bit-identical gradients of the weights.
+    """
 
     training: Training
     scaler: OwnScaler
@@ -399,98 +345,3 @@ class LossWatch:
                 break
         kept.append(backward)
         del kept[:-MAX_BACKWARDS]
-
-
-# Controls that change the loss scale: of LossScaleOptimizer, of ``loss_scale_factor``, or a scaler
-# of ampscope's own where the script has none.
-#
-# Under fp32 and bf16 the scaler stays out of it: it is built as ever, scales nothing and skips
-# nothing, for neither precision needs it.
-
-
-NEVER = 2**31 - 2  # of step_counter, an int32
-FIRST_SCALE, INTERVAL = 2.0**15, 2000  # LossScaleOptimizer's own defaults
-
-
-@dataclass(slots=True)
-class OwnScaler:
-    """LossScaleOptimizer's policy around an optimizer that has none (``add_scaler``)."""
-
-    is_on: bool
-    scale: float = FIRST_SCALE
-    good: int = 0
-
-    @property
-    def factor(self) -> float | None:
-        """What the loss is multiplied by."""
-        return self.scale if self.is_on else None
-
-    def unscaled(self, gradients: Any, factor: float) -> Any:
-        """Divided again, before the script sees them."""
-        return tf.nest.map_structure(lambda g: None if g is None else g / factor, gradients)
-
-    def update(self, found_inf: bool) -> None:
-        """After a step."""
-        if found_inf:
-            self.scale, self.good = self.scale * 0.5, 0
-        elif self.good == INTERVAL - 1:
-            self.scale, self.good = self.scale * 2.0, 0
-        else:
-            self.good += 1
-
-
-def control_loss_scales(patches: Patches, training: Training) -> None:
-    """Put the settings on every scaler that is made, and on every ``loss_scale_factor``."""
-    settings = training.settings
-    first = settings.init_scale if settings.scale is None else settings.scale
-
-    def init(original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        if first is not None:
-            optimizer.initial_scale = first
-        if settings.growth_interval is not None:
-            optimizer.dynamic_growth_steps = settings.growth_interval
-        if settings.scale is not None:
-            optimizer.dynamic_growth_steps = NEVER
-
-    def scale_loss(original: Any, optimizer: Any, loss: Any) -> Any:
-        if is_inactive(optimizer, settings):
-            return loss
-        if first is not None and optimizer.loss_scale_factor is not None:
-            optimizer.loss_scale_factor = first
-        return original(optimizer, loss)
-
-    scaler = keras.optimizers.LossScaleOptimizer
-    patches.wrap(scaler, "__init__", init)
-    for owner in (keras.optimizers.Optimizer, scaler):
-        patches.wrap(owner, "scale_loss", scale_loss)
-
-
-def is_inactive(optimizer: Any, settings: ControlSettings) -> bool:
-    """A LossScaleOptimizer that a control has switched off."""
-    return bool(settings.precision) and is_scaler(optimizer)
-
-
-def is_scaler(optimizer: Any) -> bool:
-    """Whether this is Keras' scaler."""
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def hold(optimizer: Any, settings: ControlSettings) -> None:
-    """A constant scale, after the scaler has changed it."""
-    if settings.scale is not None and is_scaler(optimizer) and not settings.precision:
-        optimizer.dynamic_scale.assign(settings.scale)
-
-
-def step_inactive(optimizer: Any, gradients: Any, variables: Any) -> None:
-    """What a scaler that is switched off does."""
-    if not optimizer.built:
-        optimizer.build(variables)
-        optimizer.built = True
-    optimizer.inner_optimizer.apply(gradients, variables)
-
-
-def has_nonfinite(gradients: Any) -> bool:
-    """Whether any gradient holds NaN or infinity."""
-    arrays = [tf.convert_to_tensor(g).numpy() for g in gradients if g is not None]
-    return not all(np.isfinite(a.astype(np.float32)).all() for a in arrays)

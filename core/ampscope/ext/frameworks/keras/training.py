@@ -171,7 +171,7 @@ class Backward:
 
     loss: float | None
     loss_dtype: str
-    scaled: bool  # the loss had gone through ``scale_loss``
+    scaled: bool | None  # the loss had gone through ``scale_loss``; None: not known
     sources: frozenset[int]  # ids of the variables
     count: int = 1  # calls for the same variables since their last step
     unscaled_by: float | None = None  # ampscope's own scaler divided the gradients by this

@@ -1,13 +1,11 @@
 """Which op of a script would run in which dtype on a GPU: predicted from an fp32 run on this CPU.
 
-    python -m ampscope.ext.frameworks.paddle.plan train.py --json
+    ampscope frameworks plan train.py
 
 The script runs in fp32 until its first optimizer step, inside ``auto_cast`` where it opens that
 itself, else as if it opened it around everything. Beside the plan stands what
 ``paddle.amp.debugging`` counted in the same pass. What an fp32 run on a CPU cannot show: ops that
 have no half kernel on a GPU, and fused kernels that only a GPU build takes (attention).
-
-Also here: the ops of that run with their dtypes under O1 and O2, and Paddle's own statistics.
 """
 
 from __future__ import annotations
@@ -25,26 +23,25 @@ from typing import Any
 
 import paddle
 
-from ampscope.ext.frameworks.paddle.emulation import (
+from ampscope.ext.frameworks.paddle.emulation import NAMES, TARGETS, Emulation, Tensor, inputs_of
+from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
+from ampscope.ext.frameworks.paddle.layers import LayerWatch
+from ampscope.ext.frameworks.paddle.op_names import FIRST_INPUT_ONLY
+from ampscope.ext.frameworks.paddle.regions import (
     AUTO_CAST,
     DTYPE_NAMES,
-    FIRST_INPUT_ONLY,
-    NAMES,
-    TARGETS,
-    Emulation,
     OpenRegion,
     Region,
-    Tensor,
     dtype_of_op,
-    inputs_of,
 )
-from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
 from ampscope.ext.frameworks.paddle.steps import StepWatch
 from ampscope.ext.frameworks.paddle.values import floating_tensors
 from ampscope.ext.frameworks.recorder import Recorder
 from ampscope.patches import Patches
 from ampscope.records import Cadence
 from ampscope.runner.script_text import execute, folder_of
+
+LEVELS = ("O1", "O2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ def main() -> None:
     """Print the plan of a script."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("script")
-    parser.add_argument("args", nargs="*")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--half", choices=("fp16", "bf16"), default="fp16")
     given = parser.parse_args()
@@ -145,25 +142,21 @@ def main() -> None:
     print(plan.as_json if given.json else plan.as_text)
 
 
-# Ops of an fp32 run that carry, tensor by tensor, what they would be under O1 and under O2.
-#
-# The same replacement of ops as in :mod:`emulation`, but nothing is rounded: a tensor that would
-# be half under a level gets a mark of that level, and the next op decides by it.
-
-
-LEVELS = ("O1", "O2")
-Planned = tuple[str, str, tuple[str, ...], tuple[str, ...]]  # layer, op, lists, dtypes by level
-
-
 class PlannedOps(Emulation):
-    """``layer`` gives the dotted path of the layer that is running, or None before any has run;
-    ``roots`` the root models."""
+    """Ops of an fp32 run that carry, tensor by tensor, what they would be under O1 and under O2.
+
+    The same replacement of ops as in :mod:`emulation`, but nothing is rounded: a tensor that would
+    be half under a level gets a mark of that level, and the next op decides by it. ``layer`` gives
+    the dotted path of the layer that is running, or None before any has run; ``roots`` the root
+    models.
+    """
 
     def __init__(
         self, half: str, layer: Callable[[], str | None], roots: Callable[[], list[Any]]
     ) -> None:
         super().__init__(OpenRegion("fp32"))
-        self.plan: Counter[Planned] = Counter()
+        # By layer, op, and of each level its list and dtype.
+        self.plan: Counter[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = Counter()
         self.seen: Counter[tuple[str, int]] = Counter()  # every op, with its inputs' number
         self._half, self._layer, self._roots = half, layer, roots
         self._own_regions = False  # the script opens some: outside them nothing is cast
@@ -242,16 +235,6 @@ def _mark(level: str) -> str:
     return f"_ampscope_{level}"
 
 
-# Paddle's own operator statistics (``paddle.amp.debugging``) beside the ops that ampscope saw.
-#
-#     with collected() as statistics:
-#         model(x)
-#     differences(seen, statistics)   # [] where both saw the same
-#
-# Paddle counts in C++ what each op's inputs are; ampscope counts calls of Python functions. An op
-# that one of them misses shows as a difference. On a CPU Paddle always counts fp32.
-
-
 _FLAG = "FLAGS_low_precision_op_list"
 _COLUMNS = ("fp16", "bf16", "fp32", "other")
 # Ops without a floating-point input make numbers or look at shapes. AMP has no say in them, and
@@ -284,7 +267,8 @@ class Difference:
 
 @contextmanager
 def collected() -> Iterator[Statistics]:
-    """What Paddle counts inside the block; filled at its end."""
+    """Paddle's own operator statistics (``paddle.amp.debugging``) of the block, filled at its end.
+    Paddle counts in C++ what each op's inputs are; on a CPU always as fp32."""
     statistics: Statistics = {}
     paddle.base.core.clear_low_precision_op_list()
     paddle.set_flags({_FLAG: 1})
@@ -309,8 +293,8 @@ def paused() -> Iterator[None]:
 
 
 def differences(seen: Mapping[str, int], statistics: Statistics) -> list[Difference]:
-    """Ops on whose floating-point calls the two do not agree. ``seen`` has Paddle's names of a CPU
-    build, see :func:`on_a_cpu`."""
+    """Ops on whose floating-point calls the two do not agree: one of them has missed some. ``seen``
+    has Paddle's names of a CPU build, see :func:`on_a_cpu`."""
     halves = _COLUMNS[:3]
     counted = {op: sum(by[column] for column in halves) for op, by in statistics.items()}
     names = {op for op in (*seen, *counted) if op not in NOT_COUNTED}

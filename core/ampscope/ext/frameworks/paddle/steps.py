@@ -4,8 +4,7 @@ All of Paddle's ways come by here: ``optimizer.step()`` and ``minimize()``, ``sc
 ``update()``, and ``scaler.minimize()``. The innermost ones are called by the outer ones; the
 outermost is the step.
 
-Also here: what an optimizer and a GradScaler hold, the loss, scans of all weights, and GradScaler
-forced on where Paddle switches it off.
+The loss of a step is what the last backward pass began with (:class:`LossWatch`).
 """
 
 from __future__ import annotations
@@ -17,16 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import paddle
-from paddle.amp import grad_scaler
 
-from ampscope.ext.frameworks.adapters import ControlSettings
-from ampscope.ext.frameworks.paddle.emulation import (
-    MARK,
-    HalfParameters,
-    dtype_name,
-    keeps_half_state,
-)
-from ampscope.ext.frameworks.paddle.layers import LayerPaths
+from ampscope.ext.frameworks.paddle.decorated import HalfParameters, keeps_half_state
+from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
+from ampscope.ext.frameworks.paddle.rounding import MARK, dtype_name
 from ampscope.ext.frameworks.paddle.values import (
     NAMES,
     copy,
@@ -34,7 +27,7 @@ from ampscope.ext.frameworks.paddle.values import (
     subclasses,
     view,
 )
-from ampscope.ext.frameworks.recorder import Numbering, Recorder, StepFacts
+from ampscope.ext.frameworks.recorder import ObjectNames, Recorder, StepFacts
 from ampscope.ext.frameworks.tensors import Values
 from ampscope.patches import Patches
 
@@ -69,7 +62,7 @@ class StepWatch:
         self.paths = paths
         self._half, self._listener, self._is_sparing = half, listener, is_sparing
         self._loss = LossWatch()
-        self._optimizers, self._scalers = Numbering("optimizer"), Numbering("scaler")
+        self._optimizers, self._scalers = ObjectNames("optimizer"), ObjectNames("scaler")
         self._depth = 0
         self._unscaled: set[int] = set()
         self._scanned = False
@@ -178,12 +171,9 @@ class StepWatch:
         )
 
 
-# What is looked at around one optimizer step: gradients before it, weights before and after.
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Of one step, by dotted name."""
+    """What is looked at around one step, by dotted name; nothing where nobody wants it."""
 
     parameters: list[Any] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -207,9 +197,6 @@ def look(optimizer: Any, paths: LayerPaths, *, master_grad: bool) -> Look:
             gradients[names[id(parameter)]] = copy(gradient, label)
     before = {names[id(p)]: copy(p, getattr(p, MARK, "")) for p in parameters}
     return Look(parameters, names, gradients, before)
-
-
-# What a Paddle optimizer holds: its parameters, accumulators and epsilon.
 
 
 # Averages of squares; the denominator of the update is their root plus epsilon.
@@ -250,9 +237,6 @@ def eps_of(optimizer: Any) -> float | None:
     return float(eps) if isinstance(eps, int | float) else None
 
 
-# What a Paddle GradScaler says of itself.
-
-
 def growth_counter(scaler: Any) -> int:
     """Finite steps since the last growth, after this step. ``scaler.minimize`` has updated already;
     with ``scaler.step`` the update is still to come, and follows Paddle's rule."""
@@ -263,11 +247,9 @@ def growth_counter(scaler: Any) -> int:
     return int((scaler._incr_count + 1) % scaler._incr_every_n_steps)
 
 
-# All weights and buffers at the start and the end of a run, for the rules.
-
-
 def scan_weights(recorder: Recorder, paths: LayerPaths, moment: str, trained: list[Any]) -> None:
-    """``trained``: the parameters that some optimizer has; all others are frozen."""
+    """All weights and buffers at the start or end of a run, for the rules. ``trained``: the
+    parameters that some optimizer has; all others are frozen."""
     known = {id(parameter) for parameter in trained}
     kinds: dict[str, dict[str, Values]] = {"parameter": {}, "frozen": {}, "buffer": {}}
     for name, parameter in paths.parameters().items():
@@ -280,14 +262,12 @@ def scan_weights(recorder: Recorder, paths: LayerPaths, moment: str, trained: li
         recorder.weights(moment, weights, kind)
 
 
-# The loss of a step: what a backward pass began with, without the scaler's factor.
-
-
 _RAW = "_ampscope_loss"  # attribute of a scaled loss: the loss
 
 
 class LossWatch:
-    """The last loss, and how many backward passes there were since the last step."""
+    """The last loss, without the scaler's factor, and how many backward passes there were since the
+    last step."""
 
     def __init__(self) -> None:
         self.value: float | None = None
@@ -335,60 +315,3 @@ class LossWatch:
             self.value, self.scaled = None, self._factor is not None
         self._factor = None
         self.backwards += 1
-
-
-# GradScaler on a CPU, where Paddle switches it off: the real one, made as if on a GPU.
-#
-# The constructor asks which device is expected and disables itself on a CPU. While it asks, it is
-# told that there is a GPU; everything after that is Paddle's own code. Settings change what the
-# constructor is given.
-
-
-_NAMES = (
-    "enable", "init_loss_scaling", "incr_ratio", "decr_ratio", "incr_every_n_steps",
-    "decr_every_n_nan_or_inf", "use_dynamic_loss_scaling",
-)  # fmt: skip
-
-
-class _Place:
-    def is_gpu_place(self) -> bool:
-        return True
-
-
-class _Tracer:
-    _expected_place = _Place()
-
-
-class Scalers:
-    """Makes scalers as ``settings`` say; ``forced`` counts those that Paddle would have switched
-    off."""
-
-    def __init__(self, settings: ControlSettings, *, on_cpu: bool) -> None:
-        self.settings = settings
-        self.on_cpu = on_cpu
-        self.forced = 0
-
-    def put_on(self, patches: Patches) -> None:
-        """Change the scalers that are made from now on."""
-        patches.wrap(_AmpScaler, "__init__", self._make)
-
-    def _make(self, original: Any, scaler: Any, /, *args: Any, **kwargs: Any) -> None:
-        changed = self._changed({**dict(zip(_NAMES, args, strict=False)), **kwargs})
-        with Patches() as patches:
-            if self.on_cpu and changed.get("enable", True):
-                self.forced += 1
-                patches.replace(grad_scaler, "_dygraph_tracer", lambda _: _Tracer)
-            original(scaler, **changed)
-
-    def _changed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments after the settings."""
-        settings = self.settings
-        if settings.precision:  # neither fp32 nor bf16 needs one
-            return {**given, "enable": False}
-        if settings.scale is not None:
-            given |= {"init_loss_scaling": settings.scale, "use_dynamic_loss_scaling": False}
-        if settings.init_scale is not None:
-            given["init_loss_scaling"] = settings.init_scale
-        if settings.growth_interval is not None:
-            given["incr_every_n_steps"] = settings.growth_interval
-        return given

@@ -8,42 +8,29 @@
 Loss, scale, skips and learning rate of every step; with ``histograms_every=N`` also layers,
 activations, gradients and weights of every N-th step. Nothing is changed: on a CPU, where Paddle's
 AMP does nothing, it goes on doing nothing. Fp16 rehearsed on a CPU is ``ampscope run``'s matter.
-
-Also here: all instruments at once (:func:`watching`), which a probe and a script use as well;
-settings that change a training; the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import paddle
 
-from ampscope.ext.frameworks.adapters import ControlSettings, parse
-from ampscope.ext.frameworks.paddle.emulation import (
-    AUTO_CAST,
-    DTYPE_NAMES,
-    Emulation,
-    HalfParameters,
-    OpCounts,
-    OpenRegion,
-)
-from ampscope.ext.frameworks.paddle.layers import LayerPaths, LayerWatch
-from ampscope.ext.frameworks.paddle.steps import Scalers, StepWatch
-from ampscope.ext.frameworks.paddle.values import subclasses
+from ampscope.ext.frameworks.adapters import ControlSettings
+from ampscope.ext.frameworks.paddle.applied_settings import AppliedSettings
+from ampscope.ext.frameworks.paddle.instruments import machine
+from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
+from ampscope.ext.frameworks.paddle.layers import LayerWatch
+from ampscope.ext.frameworks.paddle.regions import OpenRegion
+from ampscope.ext.frameworks.paddle.steps import StepWatch
 from ampscope.ext.frameworks.recorder import Recorder
-from ampscope.ext.frameworks.tensors import wanted_gpu
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.patches import Patches
-from ampscope.records import Machine, RunSpec, State
-from ampscope.runner.child_frame import host_facts
+from ampscope.records import RunSpec, State
 
 _Callback: Any = paddle.callbacks.Callback
 _CallbackList: Any = paddle.hapi.callbacks.CallbackList
@@ -179,236 +166,3 @@ class WatchCallback(_Callback):  # type: ignore[misc]  # Paddle has no types
         """``fit`` ended by an exception that came from elsewhere: the data, another callback."""
         self._stack.close()
         self.watch.left(error)
-
-
-# All instruments at once: what trains inside the block is watched, and changed by settings.
-
-
-_NO_EFFECT = ".*can only be enabled on CUDAPlace.*"  # Paddle on a CPU, where auto_cast is emulated
-
-
-@contextmanager
-def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str]]:
-    """Watch; the list fills with sentences on what could not be seen or done."""
-    cpu, notes = on_cpu(), list[str]()
-    region = OpenRegion(settings.precision)
-    emulation = Emulation(region) if cpu else None
-    if emulation is not None:
-        recorder.half_seen = emulation.halves  # one set, for ops and for layers
-    applied = AppliedSettings(settings, region, emulation)
-    half = HalfParameters(settings.precision)
-    paths = LayerPaths()
-    layers = LayerWatch(
-        recorder,
-        paths,
-        applied.in_fp32,
-        emulation,
-        applied.around if settings.fp32_modules else None,
-    )
-    counted = None if emulation is None else _CountedOps(recorder, emulation, layers)
-    steps = StepWatch(recorder, paths, half, counted)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        if emulation is not None:
-            warnings.filterwarnings("ignore", _NO_EFFECT, UserWarning)
-            stack.enter_context(half.active())
-            stack.enter_context(emulation.active())
-        patches = stack.enter_context(Patches())
-        change_precision(patches, "" if cpu else settings.precision)
-        scalers = Scalers(settings, on_cpu=cpu)
-        for part in (scalers, steps, applied, layers):
-            part.put_on(patches)
-        try:
-            yield notes
-        finally:
-            steps.end()
-    notes += applied.notes()
-    if compiled := paths.compiled():
-        named = ", ".join(path or "the model" for path in compiled)
-        rounded = ", and on a CPU it is not rounded" if cpu else ""
-        notes.append(
-            f"paddle.jit.to_static has compiled {named}: what runs there is not seen{rounded}."
-        )
-
-
-class _CountedOps:
-    """In the steps whose ops are wanted; those of an optimizer's step are not the model's."""
-
-    def __init__(self, recorder: Recorder, emulation: Emulation, layers: LayerWatch) -> None:
-        self._recorder, self._emulation, self._layers = recorder, emulation, layers
-        self._counts = OpCounts(self._module)
-        self.step_ended()
-
-    def step_begins(self) -> None:
-        """The ops since the last step are the model's."""
-        self._recorder.ops.add(self._counts.take())
-        self._emulation.op_seen = None
-
-    def step_ended(self) -> None:
-        """Those of the step itself are not."""
-        self._counts.take()
-        self._emulation.op_seen = self._counts if self._recorder.wants_ops else None
-
-    def _module(self) -> int | None:
-        layers = self._layers
-        return self._recorder.index_of(layers.path) if layers.paths.roots else None
-
-
-# Settings that change a training: learning rate, epsilon, layers in fp32, an added scaler.
-#
-# Precision is the region's and the decorated parameters' (``OpenRegion`` and ``HalfParameters`` of
-# :mod:`.emulation`), the scaler's numbers are those of ``Scalers`` in :mod:`.steps`.
-
-
-_Optimizer: Any = paddle.optimizer.Optimizer
-
-
-class AppliedSettings:
-    """``put_on`` while a script trains; ``around`` for the calls of layers."""
-
-    def __init__(
-        self, settings: ControlSettings, region: OpenRegion, emulation: Emulation | None
-    ) -> None:
-        self.settings = settings
-        self._region = region
-        self._emulation = emulation
-        self._scaler: Any = None
-        self._met: set[str] = set()
-        self._depth = 0
-
-    def put_on(self, patches: Patches) -> None:
-        """Apply them; optimizers and layers are as before afterwards, their numbers are not."""
-        settings = self.settings
-        if settings.lr_factor != 1.0:
-            patches.wrap(_Optimizer, "get_lr", self._rate)
-            patches.wrap(_Optimizer, "_create_param_lr", self._scaled_rate)
-        if settings.eps is not None or settings.add_scaler:
-            for kind in subclasses(_Optimizer):
-                if "step" in vars(kind):
-                    patches.wrap(kind, "step", self._step)
-        if settings.add_scaler:
-            patches.wrap(paddle.Tensor, "backward", self._backward)
-
-    def notes(self) -> list[str]:
-        """What could not be applied, after the training."""
-        missing = [p for p in self.settings.fp32_modules if p not in self._met]
-        if not missing:
-            return []
-        return [f"No layer is called {', '.join(missing)}; it was not kept in fp32."]
-
-    def around(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` in fp32 where the settings name the layer or one that holds it."""
-        named = [m for m in self.settings.fp32_modules if path == m or path.startswith(f"{m}.")]
-        if not named:
-            return call
-        self._met.update(named)
-        return functools.partial(self.in_fp32, call)
-
-    def in_fp32(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Every op inside runs in fp32, whatever region is open."""
-        if self._emulation is not None:
-            self._emulation.fp32_depth += 1
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._emulation.fp32_depth -= 1
-        region = self._region.now()
-        if region is None:
-            return call(*args, **kwargs)
-        # Level OD runs in half what is on the white list and nothing else; with an empty one every
-        # op casts its inputs, half parameters among them, to fp32.
-        none = {"level": "OD", "custom_black_list": region.white, "dtype": DTYPE_NAMES[region.half]}
-        with paddle.amp.auto_cast(**none):
-            return call(*args, **kwargs)
-
-    def _rate(self, original: Any, optimizer: Any) -> float:
-        return float(original(optimizer)) * self.settings.lr_factor
-
-    def _scaled_rate(self, original: Any, optimizer: Any, pair: Any) -> Any:
-        return original(optimizer, pair) * self.settings.lr_factor
-
-    def _step(self, original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self.settings.eps is not None and hasattr(optimizer, "_epsilon"):
-            optimizer._epsilon = self.settings.eps
-        if self._scaler is None or self._depth:
-            return original(optimizer, *args, **kwargs)
-        self._depth += 1
-        try:
-            self._scaler.step(optimizer)
-            return self._scaler.update()
-        finally:
-            self._depth -= 1
-
-    def _backward(self, original: Any, loss: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self._scaler is None and AUTO_CAST.amp_global_state().amp_dtype == "float16":
-            self._scaler = paddle.amp.GradScaler()
-        if self._scaler is not None:
-            return original(self._scaler.scale(loss), *args, **kwargs)
-        return original(loss, *args, **kwargs)
-
-
-def change_precision(patches: Patches, half: str) -> None:
-    """On CUDA, where Paddle's own auto_cast works: every region and ``decorate`` in ``half``; for
-    "fp32" regions are off and ``decorate`` does nothing; "" changes nothing."""
-    if not half:
-        return
-
-    def guard(original: Any, enable: bool = True, *args: Any, **kwargs: Any) -> Any:
-        names = ("custom_white_list", "custom_black_list", "level", "dtype", "use_promote")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if half == "fp32":
-            return original(enable=False, **given)
-        return original(enable=enable, **{**given, "dtype": DTYPE_NAMES[half]})
-
-    def decorate(
-        original: Any, models: Any, optimizers: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        if half == "fp32":
-            return models if optimizers is None else (models, optimizers)
-        names = ("level", "dtype", "master_weight", "save_dtype", "master_grad", "excluded_layers")
-        given = {**dict(zip(names, args, strict=False)), **kwargs, "dtype": DTYPE_NAMES[half]}
-        return original(models, optimizers, **given)
-
-    for owner in (AUTO_CAST, paddle.amp):
-        patches.wrap(owner, "amp_guard", guard)
-        patches.wrap(owner, "amp_decorate", decorate)
-
-
-# Where a run of Paddle takes place: the fields of ``Machine``.
-
-
-def on_cpu() -> bool:
-    """Whether Paddle computes on a CPU now."""
-    return str(paddle.get_device()).startswith("cpu")
-
-
-def machine(spec: RunSpec) -> Machine:
-    """The device that Paddle uses now. Half on a CPU is emulated, and its scaler forced on."""
-    cpu, here = on_cpu(), host_facts()
-    # A watched training is not changed: on a CPU Paddle then computes everything in fp32.
-    half = spec.kind != "watch" and "fp32" not in (spec.precision, parse(spec.control).precision)
-    scaler = "" if not half else "forced" if cpu else "real"
-    if spec.kind == "probe" and spec.precision != "fp16":
-        scaler = ""
-    return Machine(
-        device="cpu" if cpu else str(paddle.get_device()).replace("gpu", "cuda"),
-        device_name=here.cpu if cpu else str(paddle.device.cuda.get_device_name()),
-        policy="rehearsal" if cpu and half else "native" if cpu else "cuda",
-        capability="" if cpu else ".".join(map(str, paddle.device.cuda.get_device_capability())),
-        python=here.python,
-        platform=here.platform,
-        host=here.host,
-        framework="paddle",
-        framework_version=str(paddle.__version__),
-        arithmetic="emulated" if cpu and half else "real",
-        scaler=scaler,
-    )
-
-
-def choose_device(spec: RunSpec) -> None:
-    """Take the device that was asked for, if one was. Raises BadInput for one that is not there."""
-    count = int(paddle.device.cuda.device_count())  # 0 in a build for CPUs
-    if spec.device == "cpu":
-        paddle.set_device("cpu")
-    elif wanted_gpu(spec.device, count, "Paddle") is not None:
-        paddle.set_device(spec.device.replace("cuda", "gpu"))

@@ -1,4 +1,4 @@
-"""The stand-in for a CUDA device against torch's own rules, which fake tensors follow without a
+"""The simulated CUDA device against torch's own rules, which fake tensors follow without a
 GPU: where each result is. And that nothing of it is left behind."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampscope.capture.tensors import plain
 from ampscope.ext.rehearsal.cuda_answers import CannotRehearseError
-from ampscope.ext.rehearsal.stand_in_device import stand_in
+from ampscope.ext.rehearsal.simulated_device import simulated_cuda
 from ampscope.policy.device_profiles import PROFILES
 
 
 @pytest.fixture
 def cuda() -> Iterator[None]:
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         yield
 
 
@@ -136,7 +136,7 @@ def test_a_tensor_is_where_torch_says(name: str) -> None:
     else:
         with FakeTensorMode():
             expected = PLACES[name]().device
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         found = PLACES[name]()
         is_there = expected.type == "cuda"
         assert (found.device, found.is_cuda, found.is_cpu) == (expected, is_there, not is_there)
@@ -198,7 +198,7 @@ def test_tensors_of_two_devices_are_refused_where_torch_refuses_them(name: str) 
     if "not linked with support" in refused:  # a fake cannot be moved or viewed on such a build
         refused = ""
     refused = refused or NOT_FAKED_MIXED.get(name, "")
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         a, b = there(), torch.ones(2, 3)
         if refused:
             with pytest.raises(RuntimeError, match=r"on the same device|indices should be either"):
@@ -410,7 +410,7 @@ def test_a_function_of_the_script_finds_the_device_in_its_backward() -> None:
 
 
 def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None:
-    with stand_in(PROFILES["t4"]):
+    with simulated_cuda(PROFILES["t4"]):
         assert torch.cuda.is_available()
         assert torch.cuda.get_device_name() == "Tesla T4"
         assert torch.cuda.get_device_capability() == (7, 5)
@@ -514,7 +514,7 @@ OF_A_T4: dict[str, object] = {
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 @pytest.mark.parametrize("expression", OF_A_T4)
 def test_a_script_is_answered_as_by_a_t4(expression: str) -> None:
-    with stand_in(PROFILES["t4"]):
+    with simulated_cuda(PROFILES["t4"]):
         found = eval(expression, {"torch": torch, "__name__": "script"})
     assert found == OF_A_T4[expression]
 
@@ -523,7 +523,7 @@ def test_a_script_is_answered_as_by_a_t4(expression: str) -> None:
     ("capability", "bf16"), [("v100", False), ("gtx1660", False), ("a100", True), ("h100", True)]
 )
 def test_bf16_and_tf32_follow_the_capability(capability: str, bf16: bool) -> None:
-    with stand_in(PROFILES[capability]):
+    with simulated_cuda(PROFILES[capability]):
         assert torch.cuda.is_bf16_supported()  # torch counts emulation, unless told otherwise
         assert torch.cuda.is_bf16_supported(including_emulation=False) is bf16
         assert torch.cuda.is_tf32_supported() is bf16
@@ -563,7 +563,7 @@ def test_properties_have_the_names_of_torch() -> None:
         stub.partition("class _CudaDeviceProperties:")[2].split("\n\n")[0],
         re.MULTILINE,
     )
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         facts = torch.cuda.get_device_properties(0)
     assert len(names) >= 15
     assert [name for name in names if not hasattr(facts, name)] == []
@@ -653,7 +653,7 @@ def test_a_generator_of_another_device_is_torchs_error() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_runs_as_eager_code() -> None:
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         with pytest.warns(UserWarning, match="torch.compile is not rehearsed: the eager code runs"):
             compiled = torch.compile(lambda x: x + 1)
         assert compiled(there()).is_cuda
@@ -661,7 +661,7 @@ def test_compiled_code_runs_as_eager_code() -> None:
 
 
 def test_the_old_default_tensor_type() -> None:
-    with stand_in(PROFILES["a100"]), warnings.catch_warnings():
+    with simulated_cuda(PROFILES["a100"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_default_tensor_type("torch.cuda.HalfTensor")
         made = torch.zeros(2)
@@ -679,7 +679,7 @@ def test_classes_stay_classes(name: str) -> None:
 
 def test_each_rank_of_a_launcher_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         assert (torch.cuda.device_count(), torch.accelerator.device_count()) == (2, 2)
         torch.cuda.set_device("cuda:1")
         assert (torch.cuda.current_device(), here().cuda().device.index) == (1, 1)
@@ -689,7 +689,7 @@ def test_each_rank_of_a_launcher_has_a_device(monkeypatch: pytest.MonkeyPatch) -
         assert torch.accelerator.current_device_index() == 0
         torch.cuda.set_device(1)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
 
 
@@ -828,7 +828,7 @@ def test_a_checkpoint_holds_nothing_of_it_and_comes_back_to_the_device() -> None
 
 
 def test_the_default_device() -> None:
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         torch.set_default_device("cuda")
         assert torch.zeros(2).is_cuda
         assert nn.Linear(2, 2).weight.is_cuda
@@ -841,7 +841,7 @@ def test_the_default_device() -> None:
 def test_nothing_is_left_behind() -> None:
     before = {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
     kept = (torch.load, torch.Generator, nn.Parameter.__new__, torch.version.cuda)
-    with stand_in(PROFILES["a100"]):
+    with simulated_cuda(PROFILES["a100"]):
         torch.Generator(device="cuda").manual_seed(3)
         loader = torch.utils.data.DataLoader([1, 2], pin_memory=True)
         assert len(list(loader)) == 2

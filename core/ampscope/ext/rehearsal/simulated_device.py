@@ -1,7 +1,7 @@
 """A CUDA device for scripts that ask for one, on a machine that has none.
 
-Much training code enters its AMP branch only where CUDA is. Inside :func:`stand_in` such a script
-finds a device: ``torch.cuda.is_available()`` is true, ``.cuda()``, ``.to("cuda")`` and
+Much training code enters its AMP branch only where CUDA is. Inside :func:`simulated_cuda` such a
+script finds a device: ``torch.cuda.is_available()`` is true, ``.cuda()``, ``.to("cuda")`` and
 ``device="cuda"`` work, and ``tensor.device`` answers ``cuda:0`` for what was put there and for what
 was computed from it. The numbers are computed on the CPU. Autocast and GradScaler are redirected
 elsewhere (:mod:`ampscope.runner.script_device`), CUDA's lists and the arithmetic of its Tensor
@@ -38,13 +38,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
 
-from ampscope.ext.rehearsal.cuda_answers import (
-    answering,
-    asked_by_torch,
-    device_named,
-    name_of,
-    old_type_name,
-)
+from ampscope.ext.rehearsal.cuda_answers import answering, old_type_name
+from ampscope.ext.rehearsal.current_device import asked_by_torch, device_named, name_of
 from ampscope.patches import Patches
 from ampscope.policy.device_profiles import DeviceProfile
 
@@ -65,13 +60,16 @@ _ON_CUDA_ALONE: Final = (
 
 
 @contextlib.contextmanager
-def stand_in(profile: DeviceProfile) -> Iterator[StandInDevice]:
+def simulated_cuda(profile: DeviceProfile) -> Iterator[CudaMode]:
     """A script finds one CUDA device inside; after it torch is as before. For a machine without a
     real one: whether there is one is not asked here, which would start CUDA."""
-    mode = StandInDevice()
+    mode = CudaMode()
     with contextlib.ExitStack() as stack:
         patches = stack.enter_context(Patches())
-        _patch_tensors(patches, mode)
+        for owner, name, wrapper in _WRAPPED:
+            patches.wrap(owner, name, functools.partial(wrapper, mode))
+        for owner, name, make in _REPLACED:
+            patches.replace(owner, name, make)
         patches.wrap(torch, "compile", functools.partial(_eager, stack))
         with answering(profile), mode:
             yield mode
@@ -100,7 +98,7 @@ def place_of(tensor: Tensor) -> torch.device | None:
     return found
 
 
-class StandInDevice(TorchFunctionMode):
+class CudaMode(TorchFunctionMode):
     """Redirects what asks for CUDA to the CPU, and remembers which tensors are there."""
 
     def __init__(self) -> None:
@@ -115,6 +113,9 @@ class StandInDevice(TorchFunctionMode):
         self.on_half: Callable[[], bool] | None = None
         self._has_met_half = False
         self._own = threading.local()
+        self.nccl_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # they are of gloo
+        # Where DistributedDataParallel with one device, and DataParallel, move their inputs.
+        self.inputs_to: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
 
     @property
     def default(self) -> torch.device | None:
@@ -144,35 +145,30 @@ class StandInDevice(TorchFunctionMode):
             if place is not _UNDECIDED:
                 return self._computed(func, args, kwargs, None if place == _CPU else place, place)
         asked = kwargs.get("device")
-        target = device_named(asked) if asked is not None else None
-        if target is not None and target.type == "cuda":
-            kwargs = {**kwargs, "device": "cpu"}
-        if any(type(a) is torch.device and a.type == "cuda" for a in args):
-            target = next(a for a in args if type(a) is torch.device)
-            args = tuple(torch.device("cpu") if type(a) is torch.device else a for a in args)
-        if kwargs.get("pin_memory"):
-            kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
-        is_factory = func in _factories()
-        is_new = func is torch.from_numpy or (is_factory and not _follows(func, args))
-        place = None  # where the result is, if it is certain
-        if is_new:
-            if target is None:
-                target = self.default
-            if target is None and (asked is None or isinstance(asked, str)):
-                place = _CPU if _is_for_the_script() else None
-        elif target is None:
-            tensors = _tensors((*args, *kwargs.values()))
-            place = _place(func, tensors)
-            target = None if place == _CPU else place
-            if target is not None and func in _one_device():
-                self.check_one_device(func, target, tensors)
-            if target is None and is_factory:
-                target = self.default
-        elif asked == "cpu":
-            place = _CPU
-        if kwargs.get("generator") is not None and is_factory:
+        args, kwargs, target = _on_the_cpu(args, kwargs)
+        target, place = self._destination(func, args, kwargs, asked, target)
+        if kwargs.get("generator") is not None and func in _factories():
             _check_generator(kwargs["generator"], target)
         return self._computed(func, args, kwargs, target, place)
+
+    def _destination(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any,
+        target: torch.device | None,
+    ) -> tuple[torch.device | None, torch.device | None]:  # fmt: skip
+        """The device that the result is put on, and where else it is, if that is certain."""
+        is_factory = func in _factories()
+        if func is torch.from_numpy or (is_factory and not _follows(func, args)):
+            target = self.default if target is None else target
+            return target, _CPU if target is None and _is_for_the_script() else None
+        if target is not None:
+            return target, _CPU if asked == "cpu" else None
+        tensors = _tensors((*args, *kwargs.values()))
+        place = _place(func, tensors)
+        if place is None or place == _CPU:
+            return self.default if is_factory else None, place
+        if func in _one_device():
+            self.check_one_device(func, place, tensors)
+        return place, place
 
     def _computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -228,7 +224,7 @@ class StandInDevice(TorchFunctionMode):
             )
 
 
-# Half formats of CUDA alone on a CPU, and the formats that stand in for them.
+# Half formats of CUDA alone, and the formats that replace them on a CPU.
 _WIDER: Final = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _NARROWER: Final = {wide: half for half, wide in _WIDER.items()}
 
@@ -268,6 +264,22 @@ class _CufftSizes(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
 
 
 _FFTS: Final = (torch.ops.aten._fft_r2c, torch.ops.aten._fft_c2c, torch.ops.aten._fft_c2r)
+
+
+def _on_the_cpu(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], torch.device | None]:
+    """A call as a CPU can make it, and the device that it asks for."""
+    asked = kwargs.get("device")
+    target = device_named(asked) if asked is not None else None
+    if target is not None and target.type == "cuda":
+        kwargs = {**kwargs, "device": "cpu"}
+    if any(type(a) is torch.device and a.type == "cuda" for a in args):
+        target = next(a for a in args if type(a) is torch.device)
+        args = tuple(_CPU if type(a) is torch.device else a for a in args)
+    if kwargs.get("pin_memory"):
+        kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+    return args, kwargs, target
 
 
 def _follows(func: Any, args: tuple[Any, ...]) -> bool:
@@ -379,7 +391,7 @@ def _check_generator(generator: Any, target: torch.device | None) -> None:
 
 
 def _moved(
-    mode: StandInDevice, tensor: Tensor, device: torch.device, is_certain: bool = False,
+    mode: CudaMode, tensor: Tensor, device: torch.device, is_certain: bool = False,
     **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     """``tensor.to`` another device makes a copy; to its own it does what is left to do.
@@ -402,10 +414,7 @@ def _moved(
     return result
 
 
-# Functions and attributes of tensors that need more than their device redirected.
-
-
-def _to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _to(mode: CudaMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, *rest = args
     named = kwargs
     names = ("non_blocking", "copy")  # may stand last, without their names
@@ -427,7 +436,7 @@ def _to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return _moved(mode, tensor, device_named(device), isinstance(asked, str), **left)
 
 
-def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _parse_to(mode: CudaMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the arguments of ``to`` mean, for tensors and modules: the device stays the one asked
     for, and a number, which torch takes for the accelerator that it has, is a CUDA device."""
 
@@ -438,41 +447,41 @@ def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dic
     return func(*map(named, args[:1]), *args[1:], **{k: named(v) for k, v in kwargs.items()})
 
 
-def _device(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _device(mode: CudaMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.device(0)`` is the first CUDA device."""
     if len(args) == 1 and type(args[0]) is int and not kwargs:
         args = ("cuda", *args)
     return func(*args, **kwargs)
 
 
-def _cuda(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _cuda(mode: CudaMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     asked = args[1] if len(args) > 1 else kwargs.get("device")
     return _moved(mode, args[0], device_named("cuda" if asked is None else asked))
 
 
-def _cpu(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _cpu(mode: CudaMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _moved(mode, args[0], _CPU, is_certain=True)
 
 
-def _get_device(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _get_device(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     found = _told(mode, args[0])
     return func(*args, **kwargs) if found is None else found
 
 
-def _is_cuda(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> bool:
+def _is_cuda(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> bool:
     return _told(mode, args[0]) is not None
 
 
-def _is_cpu(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> bool:
+def _is_cpu(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> bool:
     return _told(mode, args[0]) is None
 
 
-def _index(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> int:
+def _index(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> int:
     found = device_of(args[0])
     return -1 if found is None else found.index or 0
 
 
-def _told(mode: StandInDevice, tensor: Tensor) -> torch.device | None:
+def _told(mode: CudaMode, tensor: Tensor) -> torch.device | None:
     """What who asks is told: ampscope that all is on the CPU."""
     asker = _asker()
     if asker.startswith("ampscope."):
@@ -505,19 +514,19 @@ def _is_for_the_script() -> bool:
     return not name.startswith(("ampscope.", "torch.")) or name.startswith(_AS_THE_SCRIPT)
 
 
-def _set_data(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _set_data(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     func(*args, **kwargs)
     _mark(args[0], place_of(args[1]))
 
 
-def _pin_memory(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _pin_memory(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     if device_of(args[0]) is not None:
         name = args[0].type().replace("torch.", "torch.cuda.", 1)
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")
     return args[0]
 
 
-def _type(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _type(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     asked = args[1] if len(args) > 1 else kwargs.get("dtype")
     if asked is None:
         name: str = func(args[0])
@@ -532,7 +541,7 @@ def _type(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.call(func, args, kwargs)
 
 
-def _numpy(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _numpy(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     """NumPy cannot read the memory of a device: torch's own error."""
     place = device_of(args[0])
     if place is not None and not kwargs.get("force") and not _asked_by_ampscope():
@@ -543,7 +552,7 @@ def _numpy(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _repr(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _repr(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     if device_of(args[0]) is None:
         return func(*args, **kwargs)
     with mode:  # the text asks for the device
@@ -551,13 +560,13 @@ def _repr(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
         return text
 
 
-def _format(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _format(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     if device_of(args[0]) is None or args[0].dim() == 0:
         return func(*args, **kwargs)
     return object.__format__(_repr(mode, func, args[:1], {}), *args[1:])
 
 
-def _get_item(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _get_item(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The result is where the tensor is; an index may be on the CPU, or a number on the device."""
     place = place_of(args[0])
     of_indices = _common(tuple(one for one in _tensors(args[1:]) if one.dim()))
@@ -571,29 +580,30 @@ def _get_item(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _pack(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _pack(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     """``_pack_padded_sequence`` and ``_pad_packed_sequence``: their lengths stay on the CPU."""
     data, lengths = mode.call(func, args, kwargs)
     _mark(lengths, _CPU)
     return data, lengths
 
 
-def _storage(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Storages say their device themselves (:func:`_patch_tensors`)."""
+def _storage(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Storages say their device themselves (:data:`_REPLACED`)."""
     found, place = func(*args, **kwargs), device_of(args[0])
     if place is not None:
         getattr(found, "_untyped_storage", found).__dict__[_MARK] = place
     return found
 
 
-def _as_it_is(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
+def _as_it_is(mode: CudaMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A fact that is the same on every device, such as a shape; no tensor is returned."""
     return func(*args, **kwargs)
 
 
 _FACTS: Final = "dtype shape ndim layout requires_grad is_leaf grad_fn is_sparse is_meta"
 _ASKED: Final = "size dim numel stride element_size is_contiguous is_floating_point __len__"
-_Special = Callable[[StandInDevice, Any, Any, Any], Any]
+# Functions and attributes of tensors that need more than their device redirected.
+_Special = Callable[[CudaMode, Any, Any, Any], Any]
 _SPECIAL: Final[dict[Any, _Special]] = {
     **{getattr(Tensor, name).__get__: _as_it_is for name in _FACTS.split()},
     **{getattr(Tensor, name): _as_it_is for name in _ASKED.split()},
@@ -666,163 +676,144 @@ def _factories() -> Any:
     return _device._device_constructors()
 
 
-# What makes or moves tensors, and is no function of torch that the mode sees.
+def _start_thread(mode: CudaMode, original: Any, thread: threading.Thread) -> None:
+    """A mode belongs to the thread that entered it."""
+    run = thread.run
+
+    def run_inside() -> None:
+        del thread.run  # it holds the thread itself
+        with mode:
+            run()
+
+    thread.run = run_inside  # type: ignore[method-assign]  # also of a class with its own run
+    original(thread)
 
 
-def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
-    def parameter(original: Any, kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        made = original(kind, data, *args, **kwargs)
-        if isinstance(data, Tensor):
-            _mark(made, place_of(data), data)
-        return made
+def _run_backward(mode: CudaMode, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with mode:  # hooks and functions of the script run inside
+        return original(*args, **kwargs)
 
-    def functions(original: Any) -> Any:
-        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original.__func__(kind, *args, **kwargs)
-            device = _common(args)
-            for one in _tensors((result,)) if device is not None else ():
-                if place_of(one) != _CPU:  # it has moved its result there
-                    _mark(one, device)
-            return result
 
-        return classmethod(apply)
+def _parameter(
+    mode: CudaMode, original: Any, kind: Any, data: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    made = original(kind, data, *args, **kwargs)
+    if isinstance(data, Tensor):
+        _mark(made, place_of(data), data)
+    return made
 
-    def load(original: Any, *args: Any, **kwargs: Any) -> Any:
-        place = args[1] if len(args) > 1 else kwargs.get("map_location")
-        if isinstance(place, dict):
-            place = next((v for v in place.values()), None)
-        on_cuda = isinstance(place, str | torch.device) and device_named(place).type == "cuda"
-        loaded = original(args[0], **{**kwargs, "map_location": "cpu"})
-        if on_cuda:
-            _mark_all(loaded, device_named("cuda"))
-        return loaded
 
-    def rebuilt(original: Any, *args: Any) -> Any:
-        tensor = original(*args)  # out of a pickle: where it was is not known
-        _mark(tensor, None)
-        return tensor
+def _load(mode: CudaMode, original: Any, *args: Any, **kwargs: Any) -> Any:
+    place = args[1] if len(args) > 1 else kwargs.get("map_location")
+    if isinstance(place, dict):
+        place = next((v for v in place.values()), None)
+    on_cuda = isinstance(place, str | torch.device) and device_named(place).type == "cuda"
+    loaded = original(args[0], **{**kwargs, "map_location": "cpu"})
+    if on_cuda:
+        _mark_all(loaded, device_named("cuda"))
+    return loaded
 
-    def loader(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.pin_memory = False
 
-    def enters(original: Any, context: Any) -> None:
-        mode.default = device_named(context.device) if context.device.type == "cuda" else None
-        if mode.default is None:
-            original(context)
+def _rebuilt(mode: CudaMode, original: Any, *args: Any) -> Any:
+    """Out of a pickle: where the tensor was is not known."""
+    tensor = original(*args)
+    _mark(tensor, None)
+    return tensor
 
-    def leaves(original: Any, context: Any, *error: Any) -> None:
-        mode.default = None
-        if context.device.type != "cuda":
-            original(context, *error)
 
-    def tensor_type(original: Any, asked: Any) -> None:
-        name = old_type_name(asked)
-        original(name.replace("cuda.", "") or asked)
-        mode.default = device_named("cuda") if name else None
+def _pickled_state(mode: CudaMode, original: Any, tensor: Any) -> Any:
+    found = original(tensor)
+    return {k: v for k, v in found.items() if k != _MARK} if isinstance(found, dict) else found
 
-    def state(original: Any, tensor: Any) -> Any:
-        found = original(tensor)
-        if isinstance(found, dict) and _MARK in found:
-            found = {k: v for k, v in found.items() if k != _MARK}
-        return found
 
-    nccl_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+def _data_loader(mode: CudaMode, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    self.pin_memory = False
 
-    def group(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """``init_process_group``, whose first argument is the backend, or ``new_group``, whose
-        third is; without one it has that of the first group."""
-        world = torch.distributed.group.WORLD
-        asked = [a for a in (*args[:3], kwargs.get("backend")) if isinstance(a, str)]
-        is_nccl = "nccl" in asked or (not asked and world is not None and world in nccl_groups)
-        args = tuple(a.replace("nccl", "gloo") if a in asked else a for a in args)
-        if isinstance(kwargs.get("backend"), str):
-            kwargs["backend"] = kwargs["backend"].replace("nccl", "gloo")
-        kwargs.pop("device_id", None)
-        made = original(*args, **kwargs)
-        made_group = torch.distributed.group.WORLD if made is None else made
-        if is_nccl and isinstance(made_group, torch.distributed.ProcessGroup):
-            nccl_groups.add(made_group)
-        return made
 
-    def backend(original: Any, group: Any = None) -> Any:
-        """What the script asked for: it often chooses the device of its tensors by it."""
-        own = torch.distributed.group.WORLD if group is None else group
-        if own is not None and own in nccl_groups and not asked_by_torch():
-            return torch.distributed.Backend.NCCL
-        return original(group)
+def _from_workers(mode: CudaMode, original: Any, self: Any, *args: Any) -> Any:
+    found = original(self, *args)  # forked ones cannot use CUDA
+    own = getattr(self._workers[0], "_start_method", None)
+    if (own or multiprocessing.get_start_method()) == "fork":
+        _mark_all(found, _CPU)
+    return found
 
-    # DistributedDataParallel with one device, and DataParallel, move what they are called with.
-    moves_inputs: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
 
-    def parallel(original: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        devices = args[0] if args else kwargs.get("device_ids")
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("device_ids", "output_device")}
-        original(self, module, *([None] * len(args[:2])), *args[2:], **kwargs)
-        if devices:
-            moves_inputs[self] = device_named(devices[0])
+def _enter_device(mode: CudaMode, original: Any, context: Any) -> None:
+    mode.default = device_named(context.device) if context.device.type == "cuda" else None
+    if mode.default is None:
+        original(context)
 
-    def data_parallel(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        moves_inputs[self] = device_named("cuda")
 
-    def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = moves_inputs.get(self)
-        if place is not None:
-            args, kwargs = tree_map_only(
-                Tensor, lambda one: _moved(mode, one, place), (args, kwargs)
-            )
-        return original(self, *args, **kwargs)
+def _leave_device(mode: CudaMode, original: Any, context: Any, *error: Any) -> None:
+    mode.default = None
+    if context.device.type != "cuda":
+        original(context, *error)
 
-    def from_workers(original: Any, self: Any, *args: Any) -> Any:
-        found = original(self, *args)  # forked ones cannot use CUDA
-        own = getattr(self._workers[0], "_start_method", None)
-        if (own or multiprocessing.get_start_method()) == "fork":
-            _mark_all(found, _CPU)
-        return found
 
-    def run_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:  # hooks and functions of the script run inside
-            return original(*args, **kwargs)
+def _default_tensor_type(mode: CudaMode, original: Any, asked: Any) -> None:
+    name = old_type_name(asked)
+    original(name.replace("cuda.", "") or asked)
+    mode.default = device_named("cuda") if name else None
 
-    def start(original: Any, thread: threading.Thread) -> None:
-        run = thread.run
 
-        def run_inside() -> None:
-            del thread.run  # it holds the thread itself
-            with mode:  # a mode belongs to the thread that entered it
-                run()
+def _new_group(mode: CudaMode, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """``init_process_group``, whose first argument is the backend, or ``new_group``, whose third
+    is; without one it has that of the first group."""
+    world = torch.distributed.group.WORLD
+    asked = [a for a in (*args[:3], kwargs.get("backend")) if isinstance(a, str)]
+    is_nccl = "nccl" in asked or (not asked and world is not None and world in mode.nccl_groups)
+    args = tuple(a.replace("nccl", "gloo") if a in asked else a for a in args)
+    if isinstance(kwargs.get("backend"), str):
+        kwargs["backend"] = kwargs["backend"].replace("nccl", "gloo")
+    kwargs.pop("device_id", None)
+    made = original(*args, **kwargs)
+    made_group = torch.distributed.group.WORLD if made is None else made
+    if is_nccl and isinstance(made_group, torch.distributed.ProcessGroup):
+        mode.nccl_groups.add(made_group)
+    return made
 
-        thread.run = run_inside  # type: ignore[method-assign]  # also of a class with its own run
-        original(thread)
 
-    patches.wrap(threading.Thread, "start", start)
-    patches.wrap(torch.autograd, "_engine_run_backward", run_backward)
-    patches.wrap(nn.Parameter, "__new__", parameter)
-    patches.wrap(nn.Buffer, "__new__", parameter)
-    patches.replace(torch.autograd.Function, "apply", functions)
-    patches.wrap(torch, "load", load)
-    patches.wrap(torch._utils, "_rebuild_tensor", rebuilt)
-    patches.wrap(torch.utils.data.DataLoader, "__init__", loader)
-    patches.wrap(torch.utils._device.DeviceContext, "__enter__", enters)
-    patches.wrap(torch.utils._device.DeviceContext, "__exit__", leaves)
-    patches.wrap(torch._utils, "_get_obj_state", state)
-    patches.replace(torch, "Generator", _generator)
-    patches.wrap(torch, "set_default_tensor_type", tensor_type)
-    for kind in (torch.UntypedStorage, torch.TypedStorage):
-        patches.replace(kind, "device", _told_by_storage(lambda place: place))
-        patches.replace(kind, "is_cuda", _told_by_storage(lambda place: True))
-    # Its C++ parser takes no other class for a stream, before any mode is asked.
-    patches.replace(Tensor, "record_stream", lambda original: lambda tensor, stream: None)
-    if torch.distributed.is_available():
-        patches.wrap(torch.distributed, "init_process_group", group)
-        patches.wrap(torch.distributed, "new_group", group)
-        patches.wrap(torch.distributed, "get_backend", backend)
-        patches.wrap(nn.parallel.DistributedDataParallel, "__init__", parallel)
-        patches.wrap(nn.parallel.DistributedDataParallel, "forward", forward)
-    patches.wrap(nn.DataParallel, "__init__", data_parallel)
-    patches.wrap(nn.DataParallel, "forward", forward)
-    patches.wrap(dataloader._MultiProcessingDataLoaderIter, "_process_data", from_workers)
+def _backend(mode: CudaMode, original: Any, group: Any = None) -> Any:
+    """What the script asked for: it often chooses the device of its tensors by it."""
+    own = torch.distributed.group.WORLD if group is None else group
+    if own is not None and own in mode.nccl_groups and not asked_by_torch():
+        return torch.distributed.Backend.NCCL
+    return original(group)
+
+
+def _distributed_parallel(
+    mode: CudaMode, original: Any, self: Any, module: Any, *args: Any, **kwargs: Any
+) -> None:
+    devices = args[0] if args else kwargs.get("device_ids")
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device_ids", "output_device")}
+    original(self, module, *([None] * len(args[:2])), *args[2:], **kwargs)
+    if devices:
+        mode.inputs_to[self] = device_named(devices[0])
+
+
+def _data_parallel(mode: CudaMode, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    mode.inputs_to[self] = device_named("cuda")
+
+
+def _parallel_forward(mode: CudaMode, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    place = mode.inputs_to.get(self)
+    if place is not None:
+        args, kwargs = tree_map_only(Tensor, lambda one: _moved(mode, one, place), (args, kwargs))
+    return original(self, *args, **kwargs)
+
+
+def _function_apply(original: Any) -> Any:
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original.__func__(kind, *args, **kwargs)
+        device = _common(args)
+        for one in _tensors((result,)) if device is not None else ():
+            if place_of(one) != _CPU:  # it has moved its result there
+                _mark(one, device)
+        return result
+
+    return classmethod(apply)
 
 
 def _mark_all(value: Any, device: torch.device) -> None:
@@ -874,3 +865,45 @@ def _told_by_storage(answer: Callable[[torch.device], Any]) -> Callable[[Any], A
         return property(get)
 
     return make
+
+
+# Owner, name and wrapper of what makes or moves tensors and is no function of torch that a mode
+# sees. A wrapper is called with the mode and the original.
+_WRAPPED: Final[tuple[tuple[Any, str, Callable[..., Any]], ...]] = (
+    (threading.Thread, "start", _start_thread),
+    (torch.autograd, "_engine_run_backward", _run_backward),
+    (nn.Parameter, "__new__", _parameter),
+    (nn.Buffer, "__new__", _parameter),
+    (torch, "load", _load),
+    (torch._utils, "_rebuild_tensor", _rebuilt),
+    (torch._utils, "_get_obj_state", _pickled_state),
+    (dataloader.DataLoader, "__init__", _data_loader),
+    (dataloader._MultiProcessingDataLoaderIter, "_process_data", _from_workers),
+    (torch.utils._device.DeviceContext, "__enter__", _enter_device),
+    (torch.utils._device.DeviceContext, "__exit__", _leave_device),
+    (torch, "set_default_tensor_type", _default_tensor_type),
+    (nn.DataParallel, "__init__", _data_parallel),
+    (nn.DataParallel, "forward", _parallel_forward),
+    *(
+        (
+            (torch.distributed, "init_process_group", _new_group),
+            (torch.distributed, "new_group", _new_group),
+            (torch.distributed, "get_backend", _backend),
+            (nn.parallel.DistributedDataParallel, "__init__", _distributed_parallel),
+            (nn.parallel.DistributedDataParallel, "forward", _parallel_forward),
+        )
+        if torch.distributed.is_available()
+        else ()
+    ),
+)
+# Owner, name and what makes the replacement of the original.
+_REPLACED: Final[tuple[tuple[Any, str, Callable[[Any], Any]], ...]] = (
+    (torch.autograd.Function, "apply", _function_apply),
+    (torch, "Generator", _generator),
+    (torch.UntypedStorage, "device", _told_by_storage(lambda place: place)),
+    (torch.TypedStorage, "device", _told_by_storage(lambda place: place)),
+    (torch.UntypedStorage, "is_cuda", _told_by_storage(lambda place: True)),
+    (torch.TypedStorage, "is_cuda", _told_by_storage(lambda place: True)),
+    # Its C++ parser takes no other class for a stream, before any mode is asked.
+    (Tensor, "record_stream", lambda original: lambda tensor, stream: None),
+)
