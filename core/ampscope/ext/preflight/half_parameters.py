@@ -112,9 +112,6 @@ def _lost_in_half(script: Script, dtype: Dtype, maker: ast.Call) -> str:
     return ""
 
 
-# ---- casts
-
-
 def _casts(script: Script) -> Iterator[_Cast]:
     """``model.half()``, ``model = Net().to(torch.bfloat16)``, and ``p.data = p.data.half()`` over
     its parameters."""
@@ -216,9 +213,6 @@ def _cast_to(script: Script, call: ast.Call) -> Dtype:
             if found in ("fp16", "bf16"):
                 return found
     return ""
-
-
-# ---- the optimizer of what is cast
 
 
 def _made_of(script: Script, maker: ast.Call, model: str) -> ast.Call | None:

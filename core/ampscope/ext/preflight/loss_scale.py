@@ -29,10 +29,8 @@ def check(script: Script) -> Iterator[Finding]:
         yield lost
 
 
-# ---- fp16 without a scaler
-
-
 def _without_scaler(script: Script) -> Iterator[Finding]:
+    """AMP012: fp16 in a file that has no scaler."""
     text = script.source.text.lower()
     if script.uses_a_library or any(word in text for word in _SCALING_WORDS):
         return
@@ -76,10 +74,8 @@ def _sends_fp16_backward(script: Script, call: ast.Call) -> bool:
     )
 
 
-# ---- penalties on scaled gradients
-
-
 def _scaled_penalties(script: Script) -> Iterator[Finding]:
+    """AMP020: gradients of a scaled output, kept in the graph for a penalty."""
     for call in script.roles.calls:
         if script.source.full_name(call.func) != "torch.autograd.grad":
             continue
@@ -113,11 +109,9 @@ def _is_scaled(script: Script, node: ast.expr, function: Function | None) -> boo
     return False
 
 
-# ---- the scaler's state in a checkpoint
-
-
 def _lost_state(script: Script) -> Finding | None:
-    """The place where the file loses the state of a scaler that it makes and uses."""
+    """AMP021: the place where a checkpoint loses the state of a scaler that the file makes and
+    uses."""
     if again := _made_again(script):
         return again
     roles = script.roles
