@@ -461,19 +461,7 @@ class Execution(ABC):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             return self.assignment(node, states, frame)
         if isinstance(node, ast.AugAssign):
-            self.evaluate(node.value, states, frame)
-            if is_gradient(node.target):
-                for state in states:
-                    self.gradients_edited(state)
-            else:
-                for state in states:
-                    before = self.look_up(node.target, state, frame)
-                    after = self.value(node.value, state, frame)
-                    kept = next((v for v in (before, after) if isinstance(v, Scaled)), None)
-                    if kept is None and isinstance(before, Plain):
-                        kept = before  # type: ignore[assignment]
-                    self.bind(node.target, kept, state, frame)
-            return Flow(states, [], [], [])
+            return self.accumulation(node, states, frame)
         if isinstance(node, ast.Expr):
             self.evaluate(node.value, states, frame)
             if _ends(node.value):
@@ -669,6 +657,19 @@ class Execution(ABC):
                         self.gradients_edited(state)
             else:
                 self.assign(target, value, states, frame)
+        return Flow(states, [], [], [])
+
+    def accumulation(self, node: ast.AugAssign, states: list[State], frame: str) -> Flow:
+        self.evaluate(node.value, states, frame)
+        for state in states:
+            if is_gradient(node.target):
+                self.gradients_edited(state)
+                continue
+            before = self.look_up(node.target, state, frame)
+            after = self.value(node.value, state, frame)
+            kept: Value = before if isinstance(before, Plain) else None
+            scaled = (v for v in (before, after) if isinstance(v, Scaled))
+            self.bind(node.target, next(scaled, kept), state, frame)
         return Flow(states, [], [], [])
 
     def _event_within(self, node: ast.expr) -> bool:
