@@ -15,6 +15,10 @@ hash of each file, with a judgement of each finding that was read there. They ar
   knows nothing of preflight) into loops without a finding; it is found when a finding with one of
   its causes appears. Plants are not run there: whether the line is reached is the loop's.
 - **Alarms**: look-alikes, planted likewise; a new finding is a false alarm.
+- **Recall by code** (``--parts keyed``, which needs no corpus): the scripts of the zoo and of
+  ``benchmarks/unseen``, which were written without knowledge of preflight, against their keys; and
+  every fault that ``benchmarks/faults`` can plant into its programs. A finding whose cause is not
+  in the key is wrong, in a healthy script as in a faulty one.
 - **Time**: ``ampscope preflight`` on a folder of 50 of the loops, start of the command included;
   wall time, processor time, and the machine's load meanwhile.
 """
@@ -33,12 +37,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import ampscope.zoo
 from ampscope.causes import CAUSES
 from ampscope.errors import BadInput
 from ampscope.ext.preflight.checks import check_source
@@ -198,6 +204,58 @@ def planted(
         )
 
 
+def _accepted(causes: Iterable[str]) -> list[str]:
+    """Codes of the causes of a key, the script's own first; none of a healthy script's."""
+    return [CAUSES[name].code for name in causes if name in CAUSES and name != "no_fault"]
+
+
+def _keyed_scripts() -> Iterator[tuple[str, Path, list[str]]]:
+    """Name, file and accepted codes of each script that has a key."""
+    zoo = Path(ampscope.zoo.__file__).parent
+    answers = tomllib.loads((zoo / "answers.toml").read_text())
+    key = {answer["script"]: answer for answer in answers.values()}
+    for path in sorted((zoo / "scripts").glob("*.py")):
+        answer = key.get(path.stem, {"cause": "no_fault"})
+        yield f"zoo/{path.name}", path, _accepted([answer["cause"], *answer.get("accept", ())])
+    for file in sorted((Path(__file__).parent / "unseen").glob("*/key.json")):
+        entries = json.loads(file.read_text())
+        if isinstance(entries, dict):
+            entries = [{"script": script, **entry} for script, entry in entries.items()]
+        for entry in entries:
+            path, name = file.parent / entry["script"], f"{file.parent.name}/{entry['script']}"
+            if path.exists():
+                yield name, path, _accepted([entry["cause"], *entry.get("accept", ())])
+
+
+def keyed() -> dict[str, Any]:
+    """What is found, by code, of what scripts with a key have, and of what is planted."""
+    planting.load()
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    healthy, wrong = Counter[str](), []
+
+    def count(name: str, source: Source, accepted: list[str], where: str) -> None:
+        codes = {f.code.code for f in check_source(source)} - {"PRE001"}
+        if accepted:
+            rows[accepted[0]][where] += 1
+            rows[accepted[0]][f"{where}_found"] += bool(codes & set(accepted))
+        else:
+            healthy[where] += 1
+        wrong.extend(f"{name} {code}" for code in sorted(codes - set(accepted)))
+
+    for name, path, accepted in _keyed_scripts():
+        count(name, read_source(path, name), accepted, "scripts")
+    for path in sorted((Path(__file__).parent / "faults" / "programs").rglob("*.py")):
+        text = read_source(path).text
+        for kind in (*planting.FAULTS.values(), *planting.LOOKALIKES.values()):
+            if (pair := _plant(kind, text, SEED)) is not None:
+                name = f"{kind.name} {path.stem}"
+                count(name, Source(name, pair.faulty), _accepted(pair.accept), "planted")
+    found = {code: dict(row) for code, row in sorted(rows.items()) if any(
+        row[f"{where}_found"] for where in ("scripts", "planted")
+    )}  # fmt: skip
+    return {"healthy": dict(healthy), "by_code": found, "wrong": wrong}
+
+
 def timed(corpus: Path, files: list[str]) -> dict[str, Any]:
     """Seconds of the command on a folder of FILES loops: wall, and of this process's child."""
     with tempfile.TemporaryDirectory() as folder:
@@ -222,7 +280,7 @@ def timed(corpus: Path, files: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Measure and write; each part takes the place of what the file had of it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, help="needed by all parts but keyed")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="*", default=("unchanged", "time", "planted"))
     parser.add_argument("--set", type=int, choices=(1, 2), help="of the loops; default: all")
@@ -243,6 +301,10 @@ def main() -> None:
         document[asked.name.format(part=part)] = value
         asked.out.write_text(json.dumps(document, indent=1) + "\n")
 
+    if "keyed" in asked.parts:
+        keep("keyed", keyed())
+    if asked.corpus is None and {*asked.parts} != {"keyed"}:
+        parser.error("--corpus is needed by all parts but keyed.")
     if "unchanged" in asked.parts:
         keep("unchanged", judged(asked.corpus, entries))
     if "time" in asked.parts:

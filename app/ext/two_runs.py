@@ -18,8 +18,7 @@ from ampscope.errors import BadInput
 from ampscope.ext.diff import words as run_diff_words
 from ampscope.ext.diff.run_diff import RunDiff, compared
 from ampscope.ext.diff.runs import read_values, recorded
-from ampscope.ext.diff.two_runs import Pair, pairs, parting
-from ampscope.ext.diff.words import parting_answer
+from ampscope.ext.diff.two_runs import Pair, pairs, parting, parting_answer
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import OP_STEP, Frame, Role, RunInfo, ShadowRecord, StepRecord
 from ampscope.report.contents.shared import format_of

@@ -28,7 +28,8 @@ from ampscope.ext.checkpoints import child as checkpoint_child
 from ampscope.ext.checkpoints import counting
 from ampscope.ext.checkpoints.check import check_checkpoint
 from ampscope.ext.checkpoints.child import read
-from ampscope.ext.checkpoints.files import TorchFiles, safetensors
+from ampscope.ext.checkpoints.files import safetensors
+from ampscope.ext.checkpoints.torch_files import TorchFiles
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ampscope.ext.diff.two_runs import Parting, pairs, parting
-from ampscope.ext.diff.words import parting_answer
+from ampscope.ext.diff.two_runs import Parting, pairs, parting, parting_answer
 from ampscope.numerics.histogram import NAN, POS_ZERO, RAW_LEN
 from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, StepRecord
 
@@ -76,7 +75,7 @@ def test_modules_are_matched_by_path_and_ordered_by_difference() -> None:
     assert (found[3].second.weights, found[4].first.weights) == (None, None)
 
 
-def shadow(module: int, lost: int, below: int | None, total: int = 10) -> ShadowRecord:
+def shadow(module: int, lost: int, below: int, total: int = 10) -> ShadowRecord:
     counts = {"lost": lost, "subnormal": 0, "zero_before": 0, "below_range": below}
     unknown = {"relative_error": None, "cosine": None, "max_abs_fp32": None}
     return ShadowRecord(0, module, Role.GRAD_OUTPUT, total, **counts, **unknown)
@@ -89,7 +88,7 @@ def test_what_underflowed_is_compared_where_both_runs_know_it() -> None:
         (0, "fp16", 2, 0, 8), (1, "fp16+fp32", 2, 0, 8), (2, "fp16", 9, 0, 1), (3, "fp16", 2, 0, 8)
     )
     # Of b as many were lost as of a, and fewer of them are below the range; d has no shadow.
-    shadows = [shadow(0, 2, 2), shadow(1, 2, 1), shadow(2, 4, None)]
+    shadows = [shadow(0, 2, 2), shadow(1, 2, 1), shadow(2, 4, 4)]
     found = {p.path: p for p in pairs(modules, modules, ours, theirs, ((), shadows))}
     assert [p.lost_apart for p in found.values()] == [0.4, 0.2, 0.1, None]
     assert list(found) == ["c", "a", "b", "d"]

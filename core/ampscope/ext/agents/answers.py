@@ -20,8 +20,7 @@ from ampscope.analysis.distribution import merged
 from ampscope.control import Control
 from ampscope.diagnosis.load import load_diagnosis, trial_under
 from ampscope.errors import BadInput
-from ampscope.ext.diff.two_runs import Pair, pairs, parting
-from ampscope.ext.diff.words import parting_answer
+from ampscope.ext.diff.two_runs import Pair, pairs, parting, parting_answer
 from ampscope.ext.preflight.checks import Result
 from ampscope.record_json import finite
 from ampscope.records import Frame, Role, RunInfo, ShadowRecord

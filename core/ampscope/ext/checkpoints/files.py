@@ -20,23 +20,19 @@ Folders and ``*.index.json`` files stand for all their parts.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import signal
 import stat
 import struct
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ampscope.errors import BadInput
+from ampscope.ext.checkpoints.torch_files import MAY_BE_WHOLE, TorchFiles
 
 HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 LONGEST_INDEX = 100_000_000  # bytes
@@ -51,7 +47,6 @@ _BITS = {
 _INDEX = ".index.json"
 _MAGIC_OF_ZIP = b"PK\x03\x04"
 _POINTER_OF_LFS = b"version https://git-lfs.github.com/"
-_MAY_BE_WHOLE = "The file may be whole: save its weights alone, as safetensors."
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 MOST_NAMED = 3  # files of a folder of which none can be read
 
@@ -239,10 +234,42 @@ class _Source:
         if path.suffix == ".safetensors" or start[8:9] == b"{":
             return Checkpoint(path, safetensors(path))
         if start.startswith(_MAGIC_OF_ZIP) or start[:1] == b"\x80":  # a pickle's first byte
-            return _torch_file(path, self._scratch, self._torch_files)
+            return self._torch_file(path)
         raise BadInput(
             f"{path} is no checkpoint: it is neither a safetensors file nor one of torch.save."
         )
+
+    def _torch_file(self, path: Path) -> Checkpoint:
+        """A file of torch.save, of which a child process says where its tensors lie."""
+        answer = self._torch_files.ask(path, self._scratch)
+        if "damaged" in answer:
+            damage = answer["damaged"][:300]
+            raise BadInput(f"{path} is no whole torch file: {damage}. Save or download it again.")
+        if "beyond" in answer:
+            raise BadInput(f"{path} is not looked at: {answer['beyond'][:300]}. {MAY_BE_WHOLE}")
+        if "needs_code" in answer:
+            what = answer["needs_code"][:200]
+            raise NeedsCode(
+                f"{path} holds more than tensors ({what}): reading that could run its code. Save "
+                "the state_dict alone, or as safetensors."
+            )
+        if "problem" in answer:
+            raise BadInput(f"{path} is no torch file that can be read: {answer['problem'][:300]}")
+        tensors = [
+            StoredTensor(
+                t["name"], t["dtype"], tuple(t["shape"]), Path(t["file"]), t["offset"],
+                t["size"], t["kind"],
+            )
+            for t in answer["tensors"]
+        ]  # fmt: skip
+        groups = [
+            Group(
+                tuple(g["states"]), tuple(g["betas"]) if g["betas"] is not None else None, g["eps"]
+            )
+            for g in answer["groups"]
+        ]
+        left_out = [f"{path}: {text[:300]}" for text in answer["left_out"]]
+        return Checkpoint(path, tensors, groups, left_out)
 
     def _index(self, path: Path) -> Checkpoint:
         """The shards that a ``*.index.json`` names, beside it."""
@@ -320,103 +347,6 @@ class _Source:
             shares = any(uses[tensor.name] > 1 for tensor in part.tensors)
             found.add(part.of_part(part.path.name) if shares else part)
         return found
-
-
-# Torch files: a child process asks torch where the tensors lie.
-
-
-def _torch_file(path: Path, scratch: Path, torch_files: TorchFiles) -> Checkpoint:
-    answer = torch_files.ask(path, scratch)
-    if "damaged" in answer:
-        raise BadInput(
-            f"{path} is no whole torch file: {answer['damaged'][:300]}. Save or download it again."
-        )
-    if "beyond" in answer:
-        raise BadInput(f"{path} is not looked at: {answer['beyond'][:300]}. {_MAY_BE_WHOLE}")
-    if "needs_code" in answer:
-        raise NeedsCode(
-            f"{path} holds more than tensors ({answer['needs_code'][:200]}): reading that could "
-            "run its code. Save the state_dict alone, or as safetensors."
-        )
-    if "problem" in answer:
-        raise BadInput(f"{path} is no torch file that can be read: {answer['problem'][:300]}")
-    return Checkpoint(
-        path,
-        [
-            StoredTensor(
-                t["name"], t["dtype"], tuple(t["shape"]), Path(t["file"]), t["offset"], t["size"],
-                t["kind"],
-            )
-            for t in answer["tensors"]
-        ],
-        [
-            Group(tuple(g["states"]), None if g["betas"] is None else tuple(g["betas"]), g["eps"])
-            for g in answer["groups"]
-        ],
-        [f"{path}: {text[:300]}" for text in answer["left_out"]],
-    )  # fmt: skip
-
-
-class TorchFiles:
-    """Says of torch files where their tensors lie: one child process, started at the first of them,
-    imports torch for all. Use as a context manager."""
-
-    def __init__(self) -> None:
-        self._child: subprocess.Popen[str] | None = None
-        self._errors: IO[str] | None = None
-
-    def __enter__(self) -> TorchFiles:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-
-    def ask(self, path: Path, scratch: Path) -> dict[str, Any]:
-        """What the child says of a file. Raises BadInput where it ended instead."""
-        child = self._child or self._start()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        answer = ""
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps([str(path), str(scratch)]) + "\n")
-            child.stdin.flush()
-            answer = child.stdout.readline()
-        try:
-            said: dict[str, Any] = json.loads(answer)
-        except ValueError:
-            last = (self._end().strip().splitlines() or ["no reason given"])[-1]
-            limits = {
-                -signal.SIGXCPU: "opening it took more processor time than is allowed for its size",
-                -signal.SIGKILL: "the process that opens it was killed, as where memory runs out",
-            }
-            if child.returncode in limits:
-                text = f"{path} is not looked at: {limits[child.returncode]}. {_MAY_BE_WHOLE}"
-                raise BadInput(text) from None
-            raise BadInput(
-                f"{path} could not be read: the process that loads it ended early ({last[:300]})."
-            ) from None
-        return said
-
-    def _start(self) -> subprocess.Popen[str]:
-        # -P: no module of the folder in which the user stands is imported.
-        command = [sys.executable, "-P", "-m", "ampscope.ext.checkpoints.child"]
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 # closed at the end
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        return self._child
-
-    def _end(self) -> str:
-        """End the child; returns what it wrote to standard error."""
-        if self._child is None or self._errors is None:
-            return ""
-        with self._child as child, contextlib.suppress(BrokenPipeError):
-            child.kill()
-        self._errors.seek(0)
-        with self._errors as errors:
-            said = errors.read()
-        self._child = self._errors = None
-        return said
 
 
 def pieces(tensor: StoredTensor, length: int) -> Iterator[tuple[int, int]]:

@@ -359,7 +359,7 @@ class _Plan:
                 found = replace(found, verdict="unknown", reason=self._unequal())
                 return self._told(found, names)
             self.notes.append(self._unequal())
-        if self._wants_more(found):
+        if found.verdict == "different" and found.noise.largest > 0:  # it counts if it comes back
             self.say("A and B again: A does not repeat itself bit for bit")
             self.first.more(MOST_REPEATS)
             self.second.more(2)
@@ -445,10 +445,6 @@ class _Plan:
             tolerance=self.options.tolerance,
             allow_rounding=self.options.allow_rounding,
         )
-
-    def _wants_more(self, found: RunDiff) -> bool:
-        """Whether a difference must come back before it counts: there is noise."""
-        return found.verdict == "different" and found.noise.largest > 0
 
     def _with_module(self, found: RunDiff) -> RunDiff:
         """The difference with its module, where that runs inside compiled code."""

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ampscope.analysis.precision_use import is_half, split
+from ampscope.number_words import percent, plural
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_ZERO
 from ampscope.records import Frame, ModuleRecord, ShadowRecord, StepRecord
+
+TIMES = 2.0  # from there on a factor reads better than a percentage
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,33 @@ def parting(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Partin
 
 def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def parting_answer(names: tuple[str, str], found: Parting) -> str:
+    """From where two runs of these names differ, in a sentence."""
+    if not found.steps:
+        return "The two runs have no step in common whose loss both recorded."
+    parts = [f"Both runs have the same loss at each of {plural(found.steps, 'common step')}"]
+    if found.first_different is not None:
+        parts = [f"The losses differ from step {found.first_different:,} on"]
+        if found.apart:
+            parts[0] += f"; at step {found.at:,} {_higher(names, found.apart)}"
+    for name, step in zip(names, found.first_nonfinite, strict=True):
+        if step is not None:
+            parts.append(f"the loss of {name} is first not finite at step {step:,}")
+    return "; ".join(parts) + "."
+
+
+def _higher(names: tuple[str, str], apart: float) -> str:
+    """Which loss is the higher one, and by how much; ``apart`` is second less first, relative to
+    the first."""
+    higher, lower = names[::-1] if apart > 0 else names
+    if apart <= -1:
+        return f"they are {percent(abs(apart))} of the first apart"
+    ratio = 1 + apart if apart > 0 else 1 / (1 + apart)
+    if ratio < TIMES:
+        return f"{higher} is {percent(ratio - 1)} higher"
+    return f"{higher} is {ratio:,.3g} times as high as {lower}"
 
 
 def pairs(

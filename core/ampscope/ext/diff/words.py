@@ -20,8 +20,7 @@ from ampscope.ext.diff.run_diff import (
     Setting,
     ledger_summary,
 )
-from ampscope.ext.diff.two_runs import Parting
-from ampscope.number_words import cut, percent, plural
+from ampscope.number_words import cut, plural
 from ampscope.observations import DtypeEntry
 from ampscope.record_json import dumps
 from ampscope.report.document import visible
@@ -258,36 +257,3 @@ def unknown_document(reason: str) -> dict[str, Any]:
 def to_json(parts: dict[str, Any]) -> str:
     """The document, indented; non-finite numbers are the texts nan, inf and -inf."""
     return dumps(parts, indent=2)
-
-
-# Two runs beside each other.
-
-
-def _higher(names: tuple[str, str], apart: float) -> str:
-    """Which loss is the higher one, and by how much; ``apart`` is second less first, relative to
-    the first."""
-    higher, lower = names[::-1] if apart > 0 else names
-    if apart <= -1:
-        return f"they are {percent(abs(apart))} of the first apart"
-    ratio = 1 + apart if apart > 0 else 1 / (1 + apart)
-    if ratio < TIMES:
-        return f"{higher} is {percent(ratio - 1)} higher"
-    return f"{higher} is {ratio:,.3g} times as high as {lower}"
-
-
-TIMES = 2.0  # from there on a factor reads better than a percentage
-
-
-def parting_answer(names: tuple[str, str], found: Parting) -> str:
-    """From where two runs of these names differ, in a sentence."""
-    if not found.steps:
-        return "The two runs have no step in common whose loss both recorded."
-    parts = [f"Both runs have the same loss at each of {plural(found.steps, 'common step')}"]
-    if found.first_different is not None:
-        parts = [f"The losses differ from step {found.first_different:,} on"]
-        if found.apart:
-            parts[0] += f"; at step {found.at:,} {_higher(names, found.apart)}"
-    for name, step in zip(names, found.first_nonfinite, strict=True):
-        if step is not None:
-            parts.append(f"the loss of {name} is first not finite at step {step:,}")
-    return "; ".join(parts) + "."

@@ -17,7 +17,6 @@ from ampscope.cli.progress import say_unused_gpu
 from ampscope.diagnosis import findings as diagnosis
 from ampscope.errors import BadInput
 from ampscope.ext.preflight.checks import (
-    Finding,
     Result,
     Settings,
     check_paths,
@@ -27,6 +26,7 @@ from ampscope.ext.preflight.checks import (
     write_repaired,
 )
 from ampscope.ext.preflight.codes import code_of_cause
+from ampscope.ext.preflight.finding import Finding
 from ampscope.ext.preflight.formats import FORMATS, written
 from ampscope.files import write_whole
 from ampscope.launcher.plan import run_diagnosis

@@ -20,21 +20,6 @@ def _cause(name: str, level: str, evidence: str, remedy: str) -> Code:
 
 _CODES = (
     _cause(
-        "mask_constant_overflow", "error",
-        "A number beyond 65,504 is written into a tensor that is fp16: cast by hand, or the result of a matmul under fp16 autocast.",
-        "torch.finfo(scores.dtype).min, or -1e4; -inf gives NaN in a row that is masked completely.",
-    ),
-    _cause(
-        "norm_eps_underflow", "warning",
-        "An epsilon below 2^-25 guards a division, logarithm or root of a tensor that is fp16.",
-        "An epsilon of at least 1e-4, or the expression in fp32.",
-    ),
-    _cause(
-        "unsafe_op_under_autocast", "error",
-        "binary_cross_entropy or BCELoss is called inside an autocast region, directly or through a class of the same file.",
-        "binary_cross_entropy_with_logits on the output before the sigmoid.",
-    ),
-    _cause(
         "gradient_underflow", "warning",
         "The loss of an fp16 autocast region is sent backward without a loss scale, and the file has no scaler.",
         "A GradScaler, or bfloat16.",
@@ -88,16 +73,6 @@ _CODES = (
         "PRE001", "deprecated_spelling", "A deprecated spelling", "note",
         "torch.cuda.amp or torch.cpu.amp, deprecated since PyTorch 2.4.",
         "torch.amp.autocast(\"cuda\", ...) and torch.amp.GradScaler(\"cuda\", ...).",
-    ),
-    Code(
-        "PRE002", "scaler_never_enabled", "The scaler is never enabled", "error",
-        "enabled= compares the precision with a word that it can never be.",
-        "Compare with one of the words that the file uses.",
-    ),
-    Code(
-        "PRE003", "scaler_for_bf16", "A scaler for bfloat16", "note",
-        "Every autocast region of the file is bfloat16, and a GradScaler is enabled.",
-        "No scaler: bfloat16 has the range of fp32.",
     ),
     Code(
         "PRE004", "evaluation_outside_autocast", "Evaluation outside autocast", "note",

@@ -461,19 +461,7 @@ class Execution(ABC):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             return self.assignment(node, states, frame)
         if isinstance(node, ast.AugAssign):
-            self.evaluate(node.value, states, frame)
-            if is_gradient(node.target):
-                for state in states:
-                    self.gradients_edited(state)
-            else:
-                for state in states:
-                    before = self.look_up(node.target, state, frame)
-                    after = self.value(node.value, state, frame)
-                    kept = next((v for v in (before, after) if isinstance(v, Scaled)), None)
-                    if kept is None and isinstance(before, Plain):
-                        kept = before  # type: ignore[assignment]
-                    self.bind(node.target, kept, state, frame)
-            return Flow(states, [], [], [])
+            return self.accumulation(node, states, frame)
         if isinstance(node, ast.Expr):
             self.evaluate(node.value, states, frame)
             if _ends(node.value):
@@ -600,7 +588,7 @@ class Execution(ABC):
                     self.drop_facts(self.key(name, frame), state)
                 if not isinstance(node, ast.While):
                     self.assign(node.target, None, [state], frame)
-                    targets = set(_names_in(node.target))
+                    targets = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
                     for name in self.roles.optimizers | self.roles.scalers:
                         if _root(name) in targets:  # also wrapped.optimizer of each wrapped
                             key = self.key(name, frame)
@@ -669,6 +657,19 @@ class Execution(ABC):
                         self.gradients_edited(state)
             else:
                 self.assign(target, value, states, frame)
+        return Flow(states, [], [], [])
+
+    def accumulation(self, node: ast.AugAssign, states: list[State], frame: str) -> Flow:
+        self.evaluate(node.value, states, frame)
+        for state in states:
+            if is_gradient(node.target):
+                self.gradients_edited(state)
+                continue
+            before = self.look_up(node.target, state, frame)
+            after = self.value(node.value, state, frame)
+            kept: Value = before if isinstance(before, Plain) else None
+            scaled = (v for v in (before, after) if isinstance(v, Scaled))
+            self.bind(node.target, next(scaled, kept), state, frame)
         return Flow(states, [], [], [])
 
     def _event_within(self, node: ast.expr) -> bool:
@@ -809,10 +810,8 @@ class Execution(ABC):
         known = self.truth(node, state, frame)
         if known is not None and known != outcome:
             return False
-        if known is None and self.counting and _has_remainder(node):
-            key = self.test_key(node, state, frame)
-            self.remainder_tests.add(key)
-            state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
+        if known is None:
+            self._note_remainder(node, node, outcome, state, frame)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.assume(node.operand, not outcome, state, frame)
         if isinstance(node, ast.BoolOp):
@@ -829,14 +828,20 @@ class Execution(ABC):
             return self.assume(positive, outcome == sign, state, frame)
         value = self.look_up(node, state, frame)
         if isinstance(value, Test):
-            if self.counting and _has_remainder(value.node):
-                key = self.test_key(node, state, frame)
-                self.remainder_tests.add(key)
-                state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
+            self._note_remainder(value.node, node, outcome, state, frame)
             self.assume(value.node, outcome, state, value.frame)
         if not any(isinstance(n, ast.Call) for n in ast.walk(node)):
             state.facts[self.test_key(node, state, frame)] = outcome
         return True
+
+    def _note_remainder(
+        self, test: ast.expr, name: ast.expr, outcome: bool, state: State, frame: str
+    ) -> None:
+        """Which way a test with a remainder went, that stands there as ``name``."""
+        if self.counting and any(isinstance(n, ast.Mod) for n in ast.walk(test)):
+            key = self.test_key(name, state, frame)
+            self.remainder_tests.add(key)
+            state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
 
     # ---- expressions
 
@@ -863,7 +868,8 @@ class Execution(ABC):
             isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         ):
             return Test(node, frame)
-        parts = [self.value(c, state, frame) for c in _operands(node)]
+        operands = (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr))
+        parts = [self.value(n, state, frame) for n in operands]
         scaled = next((p for p in parts if isinstance(p, Scaled)), None)
         if scaled is not None:
             return scaled
@@ -882,17 +888,11 @@ class Execution(ABC):
         ) or any("scale" in n.id for n in ast.walk(node) if isinstance(n, ast.Name))
 
     def call_value(self, node: ast.Call, state: State, frame: str) -> Value:
+        place = f"made at {node.lineno}:{node.col_offset}{self.context}"
         if self.roles.is_scaler_maker(node):
-            switch = keyword(node, "enabled")
-            enabled = not is_off(node)
-            if enabled and switch is not None and self.truth(switch, state, frame) is False:
-                enabled = False
-            test = ""
-            if switch is not None and not isinstance(switch, ast.Constant):
-                test = self.test_key(switch, state, frame)
-            return Scaler(f"made at {node.lineno}:{node.col_offset}{self.context}", enabled, test)
+            return Scaler(place, *self._switch_of(node, state, frame))
         if self.roles.is_optimizer_maker(node):
-            return Optimizer(f"made at {node.lineno}:{node.col_offset}{self.context}")
+            return Optimizer(place)
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value, state, frame)
             if isinstance(owner, Scaler):
@@ -918,6 +918,15 @@ class Execution(ABC):
             is_part = called in self._attributes and "scal" not in called.lower()
             return Plain() if is_part else None  # self.model(x), where the class has set model
         return Plain()
+
+    def _switch_of(self, maker: ast.Call, state: State, frame: str) -> tuple[bool, str]:
+        """Whether a scaler that is made here may be on, and the key of the test that says so."""
+        switch = keyword(maker, "enabled")
+        if switch is None:
+            return True, ""
+        is_constant = isinstance(switch, ast.Constant)
+        is_on = self.truth(switch, state, frame) is not False
+        return is_on, "" if is_constant else self.test_key(switch, state, frame)
 
     def _hands_over(self, call: ast.Call) -> bool:
         given = [*call.args, *(k.value for k in call.keywords)]
@@ -1057,9 +1066,6 @@ class Execution(ABC):
         self.live.pop()
 
 
-# ---- helpers of the syntax tree
-
-
 def walk_here(node: ast.AST) -> Iterator[ast.AST]:
     """A node and what is within it, without functions and classes defined there."""
     waiting: list[ast.AST] = [node]
@@ -1074,12 +1080,6 @@ def walk_here(node: ast.AST) -> Iterator[ast.AST]:
         look()
         yield at
         waiting += children(at)
-
-
-def _operands(node: ast.expr) -> Iterator[ast.expr]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
-            yield child
 
 
 def _parameters(function: Function) -> list[str]:
@@ -1108,10 +1108,6 @@ def _positive(node: ast.expr) -> tuple[ast.expr, bool]:
             if isinstance(node.ops[0], ast.Is | ast.Eq):
                 return node.left, right.value is not None
     return node, True
-
-
-def _has_remainder(node: ast.AST) -> bool:
-    return any(isinstance(n, ast.Mod) for n in ast.walk(node))
 
 
 def is_gradient(node: ast.expr) -> bool:
@@ -1147,7 +1143,3 @@ def _stored(node: ast.AST) -> list[str]:
         }
         - {""}
     )
-
-
-def _names_in(node: ast.expr) -> list[str]:
-    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from ampscope.ext.preflight import junit, sarif
-from ampscope.ext.preflight.checks import Finding, Result
+from ampscope.ext.preflight.checks import Result
 from ampscope.ext.preflight.codes import CODES, LIST_VERSION
+from ampscope.ext.preflight.finding import Edit, Finding
 from ampscope.ext.preflight.source import Source
-from ampscope.ext.preflight.spelling import Edit
 
 FORMATS = ("text", "json", "sarif", "junit")
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ampscope.ext.preflight.execution import (
     CLIPS,
@@ -27,6 +26,8 @@ from ampscope.ext.preflight.execution import (
     is_gradient,
     walk_here,
 )
+from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.misuse import Misuse, finding_of
 from ampscope.ext.preflight.path_state import Optimizer, Plain, Scaled, Scaler, State, Value
 from ampscope.ext.preflight.roles import Function, Roles, is_off
 from ampscope.ext.preflight.source import Source, argument, dotted, keyword, number
@@ -34,42 +35,41 @@ from ampscope.ext.preflight.source import Source, argument, dotted, keyword, num
 _EDITS = ("div_", "mul_", "copy_", "fill_", "zero_", "add_", "sub_", "data", "nan_to_num_")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What the protocol forbids: a kind (a key of ``ampscope.ext.preflight.checks``), the call, and
-    the scaler and optimizer as the file writes them."""
+def check(source: Source, roles: Roles) -> Iterator[Finding]:
+    """AMP015 to AMP019 of a file: each misuse once, in the order of the text."""
+    misuses = _misuses(source, roles)
+    raising = {
+        source.function(m.node) for m in misuses if m.kind in ("unscaled_twice", "stepped_twice")
+    }
+    for m in misuses:
+        if m.kind == "scaled_onto_unscaled" and source.function(m.node) in raising:
+            continue  # one and the same mistake, which raises before it can mix anything
+        yield finding_of(m, source, roles)
 
-    kind: str
-    node: ast.Call
-    scaler: str
-    optimizer: str
-    other: ast.AST | None = None  # a second place that belongs to it
 
-
-def check(source: Source, roles: Roles) -> list[Fault]:
-    """The faults of a file, each once, in the order of the text."""
+def _misuses(source: Source, roles: Roles) -> list[Misuse]:
     if not roles.scalers:
         return []
-    found: dict[tuple[str, int], Fault] = {}
+    found: dict[tuple[str, ast.AST], Misuse] = {}
     entries: list[Function | ast.Module] = [source.tree]
     entries += [n for n in source.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     for entry in entries:
-        engine = _Protocol(source, roles, entry)
-        if not engine.is_relevant(entry):
+        protocol = _Protocol(source, roles, entry)
+        if not protocol.is_relevant(entry):
             continue
         try:
-            for fault in engine.faults():
-                found.setdefault((fault.kind, id(fault.node)), fault)
+            for m in protocol.misuses():
+                found.setdefault((m.kind, m.node), m)
         except (TooManyPathsError, RecursionError):
             continue
-    told = {fault.kind for fault in found.values()}
-    for fault in _never_called(roles):
-        if fault.kind != "never_scaled" or "unscaled_backward" not in told:  # the same at its line
-            found.setdefault((fault.kind, id(fault.node)), fault)
-    return sorted(found.values(), key=lambda f: (f.node.lineno, f.node.col_offset, f.kind))
+    kinds = {m.kind for m in found.values()}
+    for m in _never_called(roles):
+        if m.kind != "never_scaled" or "unscaled_backward" not in kinds:  # the same at its line
+            found.setdefault((m.kind, m.node), m)
+    return sorted(found.values(), key=lambda m: (m.node.lineno, m.node.col_offset, m.kind))
 
 
-def _never_called(roles: Roles) -> Iterator[Fault]:
+def _never_called(roles: Roles) -> Iterator[Misuse]:
     """A scaler that the file makes, keeps to itself and steps, and never updates, or whose scale no
     loss is multiplied by although backward runs beside the step."""
     off = {
@@ -90,12 +90,12 @@ def _never_called(roles: Roles) -> Iterator[Fault]:
         owner = dotted(steps[0].func).rpartition(".")[0]
         words = (owner, dotted(steps[0].args[0]))
         if not called["update"]:
-            yield Fault("never_updated", steps[0], *words)
+            yield Misuse("never_updated", steps[0], *words)
         function = roles.source.function
         beside = any(function(b) is function(steps[0]) for _, b in roles.by_method["backward"])
         only = len(roles.optimizers) <= 1  # backward may be of a part that is not scaled
         if beside and only and not called["scale"] and not called["get_scale"]:
-            yield Fault("never_scaled", steps[0], *words)
+            yield Misuse("never_scaled", steps[0], *words)
 
 
 class _Protocol(Execution):
@@ -105,12 +105,12 @@ class _Protocol(Execution):
         super().__init__(source, roles, entry)
         # (kind, call, context) -> how remainders went -> [paths on which it is wrong, right]
         self._outcomes: dict[tuple[str, int, tuple[int, ...]], dict[object, list[int]]] = {}
-        self._said: dict[tuple[str, int], Fault] = {}  # (kind, call) -> the fault, if it is one
+        self._wrong: dict[tuple[str, int], Misuse] = {}  # (kind, call) -> what some path does wrong
         self._certain: set[tuple[str, int]] = set()  # (kind, call) that one wrong path makes wrong
         self._assigned: dict[ast.AST, dict[str, list[ast.expr]]] = {}  # by function: name -> values
 
-    def faults(self) -> Iterator[Fault]:
-        """The faults of the entry and of what it calls.
+    def misuses(self) -> Iterator[Misuse]:
+        """What the entry and the functions that it calls do wrong.
 
         Raises:
             TooManyPathsError: there are more paths than are followed.
@@ -126,7 +126,7 @@ class _Protocol(Execution):
                 bad = sum(g[0] for g in groups.values())
                 wrong = bad > 0 and not sum(g[1] for g in groups.values())
             if wrong:
-                yield self._said[(kind, node)]
+                yield self._wrong[(kind, node)]
 
     def on(self, scaler: Scaler, state: State) -> bool:
         return scaler.enabled and state.facts.get(scaler.test, True)
@@ -139,7 +139,6 @@ class _Protocol(Execution):
         state: State,
         scaler: str = "",
         optimizer: str = "",
-        other: ast.AST | None = None,
         exact: bool = True,
     ) -> None:
         """One path's judgement of one place."""
@@ -148,7 +147,7 @@ class _Protocol(Execution):
         counts = groups.setdefault(frozenset(state.remainders), [0, 0])
         counts[0 if wrong else 1] += 1
         if wrong:
-            self._said.setdefault((kind, id(node)), Fault(kind, node, scaler, optimizer, other))
+            self._wrong.setdefault((kind, id(node)), Misuse(kind, node, scaler, optimizer))
 
     def event(self, node: ast.Call, state: State, frame: str) -> None:
         name = dotted(node.func)
@@ -350,7 +349,7 @@ class _Protocol(Execution):
                 first = self.roles.by_id[updates[0][2]]
                 before = {h[1] for h in names[: names.index(updates[0])]}
                 wrong = bool({names[-1][1]} - before)
-                self.note("update_between", first, wrong, state, owner, names[-1][1], node, False)
+                self.note("update_between", first, wrong, state, owner, names[-1][1], False)
         state.history = (*state.history, (s, "update", id(node)))[-8:]
         state.stage = {k: v for k, v in state.stage.items() if k[0] != s}
         state.base[s] = "ready"

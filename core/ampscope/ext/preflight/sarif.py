@@ -92,6 +92,45 @@ def log(
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
+def of_diagnosis(report: DiagnosisResult) -> str:
+    """The findings as a SARIF 2.1.0 log, latent ones as warnings, each at its line of the script
+    where one is known. What could not be judged is a notification."""
+    found = [(f, "error") for f in report.diagnosis.findings]
+    found += [(f, "warning") for f in report.diagnosis.latent]
+    names = sorted({finding.cause for finding, _ in found})
+    rules = [
+        Rule(
+            CAUSES[name].code,
+            name,
+            CAUSES[name].title,
+            CAUSES[name].definition,
+            f"ampscope explain {CAUSES[name].code}",
+            "error",
+        )
+        for name in names
+    ]
+    results = [_place_of(finding, level, report) for finding, level in found]
+    notes = [report.undecided] if report.undecided else []
+    return json.dumps(log(rules, results, notes), indent=2)
+
+
+def _place_of(finding: Finding, level: str, report: DiagnosisResult) -> SarifResult:
+    """``verdict.line`` is "train.py:18", named from the script's folder."""
+    file, _, number = finding.verdict.line.rpartition(":")
+    script = Path(report.script)
+    path = script.parent / file if file and number.isdecimal() else script
+    shown = os.path.relpath(path) if path.is_absolute() else str(path)
+    if shown.startswith(".."):
+        shown = str(path)
+    return SarifResult(
+        CAUSES[finding.cause].code,
+        level,
+        finding.verdict.reason,
+        shown,
+        int(number) if number.isdecimal() else 0,
+    )
+
+
 def _rule(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.code,
@@ -143,45 +182,3 @@ def _result(result: SarifResult, index: dict[str, int]) -> dict[str, Any]:
             {"artifactChanges": [{"artifactLocation": artifact, "replacements": replacements}]}
         ]
     return found
-
-
-# A diagnosis.
-
-
-def of_diagnosis(report: DiagnosisResult) -> str:
-    """The findings as a SARIF 2.1.0 log, latent ones as warnings, each at its line of the script
-    where one is known. What could not be judged is a notification."""
-    found = [(f, "error") for f in report.diagnosis.findings]
-    found += [(f, "warning") for f in report.diagnosis.latent]
-    names = sorted({finding.cause for finding, _ in found})
-    rules = [
-        Rule(
-            CAUSES[name].code,
-            name,
-            CAUSES[name].title,
-            CAUSES[name].definition,
-            f"ampscope explain {CAUSES[name].code}",
-            "error",
-        )
-        for name in names
-    ]
-    results = [_place_of(finding, level, report) for finding, level in found]
-    notes = [report.undecided] if report.undecided else []
-    return json.dumps(log(rules, results, notes), indent=2)
-
-
-def _place_of(finding: Finding, level: str, report: DiagnosisResult) -> SarifResult:
-    """``verdict.line`` is "train.py:18", named from the script's folder."""
-    file, _, number = finding.verdict.line.rpartition(":")
-    script = Path(report.script)
-    path = script.parent / file if file and number.isdecimal() else script
-    shown = os.path.relpath(path) if path.is_absolute() else str(path)
-    if shown.startswith(".."):
-        shown = str(path)
-    return SarifResult(
-        CAUSES[finding.cause].code,
-        level,
-        finding.verdict.reason,
-        shown,
-        int(number) if number.isdecimal() else 0,
-    )

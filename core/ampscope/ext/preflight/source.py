@@ -290,6 +290,17 @@ def dotted(node: ast.AST | None) -> str:
     return ""
 
 
+def method_of(node: ast.AST) -> str:
+    """ "step" of ``a.b.step(x)``; "" for anything else."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return node.func.attr if called else ""  # type: ignore[attr-defined]
+
+
+def receiver_of(node: ast.AST) -> str:
+    """ "a.b" of ``a.b.step(x)``; "" for anything else."""
+    return dotted(node.func.value) if method_of(node) else ""  # type: ignore[attr-defined]
+
+
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """The argument ``name=`` of a call."""
     return next((k.value for k in call.keywords if k.arg == name), None)

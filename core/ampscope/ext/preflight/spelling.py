@@ -9,35 +9,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ampscope.ext.preflight.finding import Edit, Finding
 from ampscope.ext.preflight.source import Source, dotted
 
 _DEVICES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 _MOVED = ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Replaces ``text[start:end]`` by ``new``."""
-
-    start: int
-    end: int
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
-class OldSpelling:
-    """One deprecated place; ``edits`` is empty where no safe repair is known."""
-
-    node: ast.AST
-    old: str
-    new: str
-    edits: tuple[Edit, ...]
-
-
-def old_spellings(source: Source) -> Iterator[OldSpelling]:
-    """Deprecated imports (with their uses) and dotted uses, in no order."""
+def check(source: Source) -> Iterator[Finding]:
+    """PRE001: deprecated imports (with their uses) and dotted uses, in no order."""
     for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and node.module in _DEVICES and not node.level:
             if not _is_chosen(source, node):
@@ -50,12 +31,10 @@ def old_spellings(source: Source) -> Iterator[OldSpelling]:
                 new = f"torch.amp.{node.attr}"
                 whole = written.startswith("torch.")
                 edits = _use(source, node, new, device) if whole else None
-                yield OldSpelling(
-                    node, f"{module}.{node.attr}", _shown(node.attr, device), tuple(edits or ())
-                )
+                yield _finding(source, node, module, node.attr, edits or [])
 
 
-def _import(source: Source, node: ast.ImportFrom, device: str) -> Iterator[OldSpelling]:
+def _import(source: Source, node: ast.ImportFrom, device: str) -> Iterator[Finding]:
     names = [alias.name for alias in node.names]
     moved = [name for name in names if name in _MOVED]
     if not moved:
@@ -83,15 +62,14 @@ def _import(source: Source, node: ast.ImportFrom, device: str) -> Iterator[OldSp
         edits.append(Edit(at, at + len(f"torch.{device}.amp"), "torch.amp"))
     else:
         edits = []
-    yield OldSpelling(
-        node, f"torch.{device}.amp.{moved[0]}", _shown(moved[0], device), tuple(edits)
-    )
+    yield _finding(source, node, f"torch.{device}.amp", moved[0], edits)
 
 
-def _shown(name: str, device: str) -> str:
-    if name.startswith("custom"):
-        return f'torch.amp.{name}(device_type="{device}")'
-    return f'torch.amp.{name}("{device}")'
+def _finding(source: Source, node: ast.AST, module: str, name: str, edits: list[Edit]) -> Finding:
+    given = "device_type=" if name.startswith("custom") else ""
+    new = f'torch.amp.{name}({given}"{_DEVICES[module]}")'
+    message = f"{module}.{name} is deprecated; write {new}."
+    return Finding.at(source, node, "deprecated_spelling", message, edits)
 
 
 def _use(source: Source, node: ast.AST, new: str, device: str) -> list[Edit] | None:
