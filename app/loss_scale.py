@@ -1,5 +1,5 @@
-"""The page Loss scale: what the scaler did step by step, who held the NaN or Inf at every skip, what
-another scaler would have done (the lab), and which scales suit every module.
+"""The page Loss scale: what the scaler did step by step, who held the NaN or Inf at every skip,
+what another scaler would have done (the lab), and which scales suit every module.
 
 A run of up to store.POINTS steps is shown as it was recorded. Of a longer one real steps stand for
 the rest, with every change of scale and every bad step; the counts are exact all the same, and a
@@ -31,9 +31,8 @@ from ampscope.store.series import first_nonfinite
 from app import chart, links, states, store
 from app.figures.loss_scale import replayed_scales, scale_windows
 from app.figures.training import scale_trajectory
-from app.runs import run_page
+from app.runs.loss_scales import optimizers, skip_evidence, window_sentence
 from app.runs.module_names import name_of
-from app.runs.run_page import sentence
 from app.text import cut, percent, plural, power_of_two
 
 TABLE_PX = 380
@@ -250,14 +249,12 @@ def read_bad_steps(run: RunInfo, found: Trajectory) -> tuple[list[BadStep], int]
     whole = {s.step: s for s in (*store.steps(run), *found.steps)}
     steps = [whole[number] for number in sorted(whole)]
     if found.totals.steps <= store.POINTS:
-        every = bad_steps(
-            steps, _all_firsts(run), run_page.optimizers(run), run_page.skip_evidence(run, 0)
-        )
+        every = bad_steps(steps, _all_firsts(run), optimizers(run), skip_evidence(run, 0))
         shown = [b for b in every if found.span[0] <= b.step <= found.span[1]]
         return shown, len(shown)
     bad = [step for step in found.steps if is_bad(step)]
-    known = run_page.skip_evidence(run, bad[-MOST:][0].step if bad else 0)
-    causes = skip_causes(steps, run_page.optimizers(run), known)
+    known = skip_evidence(run, bad[-MOST:][0].step if bad else 0)
+    causes = skip_causes(steps, optimizers(run), known)
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
     rows = [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
@@ -532,7 +529,9 @@ def draw_windows(run: RunInfo) -> None:
     common = underflow.common_window(frame, FP16, weights)
     if common is not None:
         what = "output gradients" if weights is None else "output and weight gradients"
-        text = sentence(common, names, FP16.name, what, underflow.excluded_modules(frame, FP16))
+        text = window_sentence(
+            common, names, FP16.name, what, underflow.excluded_modules(frame, FP16)
+        )
         chart.see(f"{text} {_opens(common, names, not gpu_that_emulates_bf16(run))}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
     table = pd.DataFrame(

@@ -25,7 +25,7 @@ from ampscope.report.contents.shared import format_of
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
 from app import store
-from app.runs import run_page
+from app.runs.loss_scales import optimizers, skip_evidence
 from app.runs.module_names import names_by_index
 from app.text import power, power_of_two
 
@@ -150,7 +150,7 @@ def _bad_steps(run: RunInfo) -> list[tuple[int, str]]:
     steps = store.steps(run)
     if not any(map(is_bad, steps)):
         return []
-    causes = skip_causes(steps, run_page.optimizers(run), run_page.skip_evidence(run, 0))
+    causes = skip_causes(steps, optimizers(run), skip_evidence(run, 0))
     searches = (SkipCause.CALIBRATION, SkipCause.GROWTH)
     return [
         (s.step, _why_bad(s)) for s in steps if is_bad(s) and causes.get(s.step) not in searches

@@ -41,7 +41,7 @@ from app.gradients.frames import (
     shadow_series,
     snapshot,
 )
-from app.runs import run_page
+from app.runs.loss_scales import window_sentence
 from app.runs.module_names import pick_module, short_names
 from app.text import count, cut, percent, plural, share
 
@@ -233,7 +233,7 @@ def show_overview(run: RunInfo, chosen: RoleSnapshot) -> None:
         if window is not None:
             excluded = underflow.excluded_modules(chosen.summed.frame, fmt)
             name = ROLE_NAMES[view.role]
-            text = run_page.sentence(window, chosen.names, fmt.name, name, excluded)
+            text = window_sentence(window, chosen.names, fmt.name, name, excluded)
             chart.see(f"{text} The zones count them too." if excluded else text)
     total = chosen.counts.sum(axis=0).tolist()
     finite, whole = sum(total[:4]), sum(total)
