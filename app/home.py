@@ -39,8 +39,9 @@ ANSWER_LENGTH = 300
 
 
 def show_doors(*, is_empty: bool, ask_lesson: Callable[[int], None]) -> None:
-    """``is_empty``: nothing is recorded yet, and each door offers something to see. ``ask_lesson``
-    notes that the reader asks for a lesson's measurement."""
+    """Three ways in, always: each names a question, and has a page, a command, or a button that
+    shows it at work. ``is_empty``: nothing is recorded yet, and each door offers something to see.
+    ``ask_lesson`` notes that the reader asks for a lesson's measurement."""
     may_start = is_empty and permissions.is_trusted()
     diverged, half, learn = st.columns(3, border=True)
     with diverged:
@@ -103,7 +104,9 @@ def _demo() -> None:
 
 
 def invited_specs() -> list[RunSpec]:
-    """The worst first: its result is what opens."""
+    """One small GPT with a small loss, three times: fp16 without a scaler loses gradients, fp16
+    with one does not, and fp32 shows what they should have been. The worst first: its result is
+    what opens."""
     return [
         RunSpec(
             workload="gpt",
