@@ -165,7 +165,7 @@ def _newest() -> None:
         st.subheader("Newest verdicts", anchor=False)
         scripts = diagnoses.recorded_runs()
         for entry in judged[:CARDS]:
-            with states.part():  # one run never hides the others
+            with states.contained():  # one run never hides the others
                 _watched_card(entry) if entry[0].spec.kind == "watch" else _card(entry[0], scripts)
     if others:
         st.subheader("Probes and measurements", anchor=False)

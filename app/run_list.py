@@ -211,7 +211,7 @@ def rows(some: Sequence[Entry]) -> None:
     """One row for each."""
     scripts = diagnoses.recorded_runs() if any(is_script(entry[0]) for entry in some) else []
     for entry in some:
-        with states.part():  # one run never hides the others
+        with states.contained():  # one run never hides the others
             _row(entry, scripts)
 
 

@@ -54,8 +54,8 @@ WITHOUT_SCALER = "dot"  # fp16 with and without a scaler share a colour; the das
 def training_curves(
     steps: Sequence[StepRecord], loss: FiniteParts, norm: FiniteParts, taken: Spans
 ) -> go.Figure:
-    """A watched training: loss, loss scale, gradient norm, time of a step, and where histograms were
-    taken; ``taken`` are the first and last steps of the frames."""
+    """A watched training: loss, loss scale, gradient norm, time of a step, and where histograms
+    were taken; ``taken`` are the first and last steps of the frames."""
     scaled = [s for s in steps if s.scale is not None]
     timed = [s for s in steps if s.step_time_s is not None]
     shown = ["loss"] + ["scale"] * bool(scaled) + ["norm"] * bool(norm.steps or norm.nan_steps)
@@ -116,9 +116,9 @@ def _add_taken(figure: go.Figure, taken: Spans, row: int) -> None:
 def scale_trajectory(
     steps: Sequence[StepRecord], loss: FiniteParts, norm: FiniteParts
 ) -> go.Figure:
-    """Loss scale, ``loss`` and ``norm``, which are the series of ``steps``. The panel of the scale is left out where
-    there is none, those of loss and norm where none was finite, and the band of non-finite values
-    where there is none."""
+    """Loss scale, ``loss`` and ``norm``, which are the series of ``steps``. The panel of the scale
+    is left out where there is none, those of loss and norm where none was finite, and the band of
+    non-finite values where there is none."""
     scaled = [s for s in steps if s.scale is not None]
     shown = ["scale"] * bool(scaled) + ["loss"] * bool(loss.values)
     shown += ["norm"] * bool(norm.values)
@@ -425,7 +425,8 @@ def _decades_tick(values: Sequence[float]) -> int:
 
 
 def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.Figure:
-    """Loss and loss scale of ``runs`` that are under way, as far as they are recorded; a run without a scaler has no scale curve."""
+    """Loss and loss scale of ``runs`` that are under way, as far as they are recorded; a run
+    without a scaler has no scale curve."""
     has_scale = any(step.scale is not None for _, steps in runs for step in steps)
     rows = 2 if has_scale else 1
     figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.09)

@@ -29,7 +29,7 @@ from ampscope.store.series import ModuleSeries
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
-from app.figures.underflow import PANELS, Line, underflow_lines, underflow_map
+from app.figures.underflow import PANELS, ShadowCounts, underflow_lines, underflow_map
 from app.gradients import words
 from app.gradients.frames import (
     ROLE_NAMES,
@@ -91,32 +91,32 @@ def show_role(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
 def _show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
     run = ranks[0]
     chosen = None
-    with states.part():  # the sliders are drawn before what they choose is read
+    with states.contained():  # the sliders are drawn before what they choose is read
         frames = RoleFrames(ranks, role)
         chosen = choose_view(frames, fmt)
     if chosen is None:
         return
-    with states.part():
+    with states.contained():
         show_overview(run, chosen)
     detail = links.pick(
         "Show", "detail", DETAILS, default=ONE if st.query_params.get("module") else EVERY
     )
     if detail == EVERY:
-        with states.part():
+        with states.contained():
             show_heat_map(chosen)
-        with states.part():
+        with states.contained():
             show_zone_table(chosen)
         return
     # The one in most trouble until the user chooses.
     worst = chosen.frame.modules[int(np.argmax(trouble(chosen.counts)))]
     module = pick_module("Module", chosen.names, chosen.frame.modules, worst)
     if detail == ONE:
-        with states.part():
+        with states.contained():
             show_histogram(chosen, module)
-        with states.part():
+        with states.contained():
             show_history(frames, chosen, module)
         return
-    with states.part():
+    with states.contained():
         show_underflow(run, chosen, module)
 
 
@@ -445,9 +445,10 @@ def _show_shadows_of_one(
     taken = np.flatnonzero(own.total[0])
     steps = [own.steps[i] for i in taken]
     totals = own.total[0, taken].tolist()
-    lines = {key: Line(steps, getattr(own, key)[0, taken].tolist(), totals) for key, _, _ in PANELS}
-    lost, below = own.lost[0, taken].tolist(), lines["below_range"].counts
-    chart.see(words.lines_seen(name, lost, totals, below))
+    counts = {key: getattr(own, key)[0, taken].tolist() for key, _, _ in PANELS}
+    lines = {key: ShadowCounts(steps, found, totals) for key, found in counts.items()}
+    lost = own.lost[0, taken].tolist()
+    chart.see(words.lines_seen(name, lost, totals, counts["below_range"]))
     chart.show(
         underflow_lines(lines),
         "underflow-module",
