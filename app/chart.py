@@ -1,5 +1,5 @@
-"""One way to show a chart, its data as CSV and its picture as SVG; and the order of every page: a
-sentence, at most four key figures, what to see, folded details.
+"""The parts of every page, in their order: a sentence, at most four key figures, what to see, the
+chart with its data as CSV and its picture as SVG, folded details.
 """
 
 from __future__ import annotations
@@ -20,6 +20,34 @@ from app import permissions
 from app.text import escape, for_csv
 
 _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's place
+MAX_KEY_FIGURES = 4
+# Numbers and words that Markdown leaves as they are; a name from a run is escaped.
+_FIGURE = re.compile(r"(?!www\.|\d+[.)] )[A-Za-z0-9−≥≤∞](?:[A-Za-z0-9 ,.%×^/()+−∞µ·–]|-(?!-))*")
+KeyFigure = Figure  # a label of two or three words, a value, and on hover what it means
+
+
+def sentence(text: str) -> None:
+    """The page's answer for this run, in plain words. Names in it are shown as text."""
+    st.subheader(escape(text), anchor=False)
+
+
+def key_figures(figures: Sequence[KeyFigure]) -> None:
+    """At most four, side by side."""
+    if len(figures) > MAX_KEY_FIGURES:
+        raise ValueError(f"{len(figures)} key figures; a page has at most {MAX_KEY_FIGURES}")
+    with st.container(horizontal=True):  # wraps where four do not fit beside each other
+        for figure in figures:
+            st.metric(
+                escape(figure.label),
+                figure.value if _FIGURE.fullmatch(figure.value) else escape(figure.value),
+                help=escape(figure.note) or None,
+                border=True,
+            )
+
+
+def see(text: str) -> None:
+    """What to see in the chart below."""
+    st.markdown(escape(text))
 
 
 def show(
@@ -94,41 +122,6 @@ def config(name: str) -> dict[str, object]:
         "modeBarButtonsToRemove": _REMOVED,
         "toImageButtonOptions": {"format": "svg", "filename": name},
     }
-
-
-# The order of every page: a sentence, at most four key figures, the chart, the details folded.
-
-
-MAX_KEY_FIGURES = 4
-# Numbers and words that Markdown leaves as they are; a name from a run is escaped.
-_FIGURE = re.compile(r"(?!www\.|\d+[.)] )[A-Za-z0-9−≥≤∞](?:[A-Za-z0-9 ,.%×^/()+−∞µ·–]|-(?!-))*")
-
-
-KeyFigure = Figure  # a label of two or three words, a value, and on hover what it means
-
-
-def sentence(text: str) -> None:
-    """The page's answer for this run, in plain words. Names in it are shown as text."""
-    st.subheader(escape(text), anchor=False)
-
-
-def see(text: str) -> None:
-    """What to see in the chart below."""
-    st.markdown(escape(text))
-
-
-def key_figures(figures: Sequence[KeyFigure]) -> None:
-    """At most four, side by side."""
-    if len(figures) > MAX_KEY_FIGURES:
-        raise ValueError(f"{len(figures)} key figures; a page has at most {MAX_KEY_FIGURES}")
-    with st.container(horizontal=True):  # wraps where four do not fit beside each other
-        for figure in figures:
-            st.metric(
-                escape(figure.label),
-                figure.value if _FIGURE.fullmatch(figure.value) else escape(figure.value),
-                help=escape(figure.note) or None,
-                border=True,
-            )
 
 
 def details(title: str) -> DeltaGenerator:

@@ -1,4 +1,6 @@
-"""The pages Compare and Batch size: their forms, and what each shows of a measurement."""
+"""The pages Compare (verdict, time, memory, losses and promises of precisions) and Batch size
+(throughput against the batch size, every trial): the form of each, and what it shows of a run.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,6 @@ from app.figures.training import Curve, control_losses
 from app.runs import measurements
 from app.text import escape, percent, size
 
-# Start a comparison or a batch search: workload, precisions, and the button.
-
-
 SLOW = (
     "fp16 matmuls have no instruction on most CPUs: a step can take a hundred times as long. It "
     "then makes a few steps only."
@@ -30,6 +29,7 @@ SLOW = (
 LIMIT_S = 170.0
 BATCH_LIMIT_S = 600.0
 DEFAULT_LIMIT_MIB = 512
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def comparison_form() -> None:
@@ -58,35 +58,6 @@ def comparison_form() -> None:
         )
 
 
-def batch_form() -> None:
-    """Precisions, sizes to try and, on a CPU, the memory that training may take."""
-    found = measurements.form("starting a search", "tiny")
-    if found is None:
-        return
-    choice, how, on_cuda = found
-    with how:
-        chosen = _precisions(("fp32", "bf16"), on_cuda)
-        limit = 0
-        if not on_cuda:
-            limit = st.number_input(
-                "Memory for training (MiB)", 16, 1_000_000, DEFAULT_LIMIT_MIB, key="bs-limit",
-                help="Above what Python and torch hold themselves. On CUDA the device decides.",
-            )  # fmt: skip
-        sizes = {"multiples of 8": 8, "every size": 1, "powers of two": 0}
-        step = st.segmented_control("Sizes to try", list(sizes), default="multiples of 8")
-        pressed = st.button("Search", type="primary", disabled=not chosen, key="bs-start")
-    if pressed:
-        measurements.start_with(
-            choice,
-            "batch",
-            precision=",".join(chosen),
-            memory_limit_mib=int(limit),
-            multiple_of=sizes[step or "multiples of 8"],
-            steps=1,
-            time_limit_s=BATCH_LIMIT_S,
-        )
-
-
 def _precisions(default: tuple[str, ...], on_cuda: bool) -> list[str]:
     names = [name for name, mode in PRECISIONS.items() if on_cuda or not mode.tf32]
     chosen = st.multiselect(
@@ -99,12 +70,6 @@ def _precisions(default: tuple[str, ...], on_cuda: bool) -> list[str]:
     if not on_cuda and any("fp16" in name for name in chosen):
         st.caption(escape(SLOW))
     return chosen
-
-
-# A comparison of precisions: the verdict, key figures, time, memory, losses, promises.
-
-
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def show_comparison(run: RunInfo) -> None:
@@ -281,7 +246,33 @@ def _losses(measured: tuple[comparison.PrecisionResults, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["precision", "seed", "step", "loss", "skipped"])
 
 
-# A batch search: the answer, key figures, throughput against the batch size, every trial.
+def batch_form() -> None:
+    """Precisions, sizes to try and, on a CPU, the memory that training may take."""
+    found = measurements.form("starting a search", "tiny")
+    if found is None:
+        return
+    choice, how, on_cuda = found
+    with how:
+        chosen = _precisions(("fp32", "bf16"), on_cuda)
+        limit = 0
+        if not on_cuda:
+            limit = st.number_input(
+                "Memory for training (MiB)", 16, 1_000_000, DEFAULT_LIMIT_MIB, key="bs-limit",
+                help="Above what Python and torch hold themselves. On CUDA the device decides.",
+            )  # fmt: skip
+        sizes = {"multiples of 8": 8, "every size": 1, "powers of two": 0}
+        step = st.segmented_control("Sizes to try", list(sizes), default="multiples of 8")
+        pressed = st.button("Search", type="primary", disabled=not chosen, key="bs-start")
+    if pressed:
+        measurements.start_with(
+            choice,
+            "batch",
+            precision=",".join(chosen),
+            memory_limit_mib=int(limit),
+            multiple_of=sizes[step or "multiples of 8"],
+            steps=1,
+            time_limit_s=BATCH_LIMIT_S,
+        )
 
 
 def show_batches(run: RunInfo) -> None:

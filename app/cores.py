@@ -1,4 +1,6 @@
-"""The page Tensor Cores: its form, what was measured of one step, and the table of all matmuls."""
+"""The page Tensor Cores: its form; of one measured step the answer, key figures and the roofline;
+and the table of all matmuls, one line for each layer, phase and matmul.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,16 @@ from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Place, RunInfo
 from app import chart, links, states, store
 from app.chart import KeyFigure
-from app.figures.hardware import Ceiling, Dot, roofline
+from app.figures.hardware import Dot, RooflineCeiling, roofline
 from app.runs import measurements
 from app.runs.module_names import name_of
 from app.text import count, cut, escape, percent, plural, share
 
-# Start a measurement of the matmuls of one training step.
-
-
 SLOW = "On this CPU a matmul in fp16 can take a hundred times as long as in fp32."
+NAMED_LAYERS = 6  # of one dot, in its hover box
+TABLE_PX = 460
+_NUMBERS = {"MFLOP": "%.3g", "FLOP/byte": "%.3g", "GFLOP/s": "%.4g", "Spread": "%.0f %%"}
+_WIDE = {"Layer": 260, "Shapes": 320, "Why": 320, "Signs": 380, "Kernels": 380}
 
 
 def show_form() -> None:
@@ -46,12 +49,6 @@ def show_form() -> None:
         measurements.start_with(choice, "cores", precision=precision, steps=1)
 
 
-# Tensor Cores of one measured step: the answer, key figures, the roofline, the table.
-
-
-NAMED_LAYERS = 6  # of one dot, in its hover box
-
-
 def show_step(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
     use = tensor_core_use.core_use(store.results(run), run.machine)
@@ -67,7 +64,7 @@ def show_step(run: RunInfo) -> None:
     chart.key_figures(_figures(use))
     chart.see(_what_to_see(use))
     dots = [dot for one in use.uses if (dot := _dot(one)) is not None]
-    lines = [Ceiling(dtype, flops_s) for dtype, flops_s in use.ceilings.flops_s.items()]
+    lines = [RooflineCeiling(dtype, flops_s) for dtype, flops_s in use.ceilings.flops_s.items()]
     figure = roofline(dots, lines, use.ceilings.bytes_s)
     chart.show(figure, "roofline", lambda: product_table(use.layers()), key="roofline")
     gains = tensor_core_use.padding_gains([one.matmul for one in use.uses])
@@ -166,19 +163,6 @@ def _how(use: tensor_core_use.CoreUse) -> None:
     )
 
 
-# The table of the Tensor Cores page: one line for each layer, phase and matmul.
-
-
-TABLE_PX = 460
-_NUMBERS = {"MFLOP": "%.3g", "FLOP/byte": "%.3g", "GFLOP/s": "%.4g", "Spread": "%.0f %%"}
-_WIDE = {"Layer": 260, "Shapes": 320, "Why": 320, "Signs": 380, "Kernels": 380}
-
-
-def product_table(entries: Sequence[tuple[tensor_core_use.MatmulUse, Place]]) -> pd.DataFrame:
-    """Numbers as numbers, so that a column sorts; None where nothing was measured."""
-    return pd.DataFrame([_row(use, place) for use, place in entries])
-
-
 def show_products(use: tensor_core_use.CoreUse) -> None:
     """With a search over layers, ops, dtypes and verdicts."""
     entries = use.layers()
@@ -204,23 +188,9 @@ def show_products(use: tensor_core_use.CoreUse) -> None:
     )
 
 
-def show_padding(gains: Sequence[tensor_core_use.PaddingGain]) -> None:
-    """What each padding was measured to gain or to cost."""
-    table = pd.DataFrame(
-        {
-            "Layer": [name_of(g.module) for g in gains],
-            "Padding": [", ".join(f"{a} to {b}" for a, b in g.changes) for g in gains],
-            "Matmuls per step": [g.matmuls for g in gains],
-            "ms per step": [1e3 * g.seconds for g in gains],
-            "ms padded": [1e3 * g.padded_s for g in gains],
-            "Gain": [g.gain for g in gains],
-            "Lower quartile": [g.low for g in gains],
-            "Upper quartile": [g.high for g in gains],
-        }
-    )
-    times = st.column_config.NumberColumn(format="%.2f ×")
-    columns = dict.fromkeys(("Gain", "Lower quartile", "Upper quartile"), times)
-    chart.table(table, "padding", key="cores-padding", columns=columns)
+def product_table(entries: Sequence[tuple[tensor_core_use.MatmulUse, Place]]) -> pd.DataFrame:
+    """Numbers as numbers, so that a column sorts; None where nothing was measured."""
+    return pd.DataFrame([_row(use, place) for use, place in entries])
 
 
 def _row(use: tensor_core_use.MatmulUse, place: Place) -> dict[str, object]:
@@ -250,3 +220,22 @@ def _searched(use: tensor_core_use.MatmulUse, place: Place) -> str:
     matmul = use.matmul
     parts = (name_of(place.module), place.phase, matmul.op, matmul.dtype, use.verdict)
     return " ".join(map(str, parts)).lower()
+
+
+def show_padding(gains: Sequence[tensor_core_use.PaddingGain]) -> None:
+    """What each padding was measured to gain or to cost."""
+    table = pd.DataFrame(
+        {
+            "Layer": [name_of(g.module) for g in gains],
+            "Padding": [", ".join(f"{a} to {b}" for a, b in g.changes) for g in gains],
+            "Matmuls per step": [g.matmuls for g in gains],
+            "ms per step": [1e3 * g.seconds for g in gains],
+            "ms padded": [1e3 * g.padded_s for g in gains],
+            "Gain": [g.gain for g in gains],
+            "Lower quartile": [g.low for g in gains],
+            "Upper quartile": [g.high for g in gains],
+        }
+    )
+    times = st.column_config.NumberColumn(format="%.2f ×")
+    columns = dict.fromkeys(("Gain", "Lower quartile", "Upper quartile"), times)
+    chart.table(table, "padding", key="cores-padding", columns=columns)

@@ -1,5 +1,5 @@
-"""The page Hardware: what the machine is, what it reads now and read in the last two minutes, what
-it reaches, and the table of Tensor Cores by compute capability.
+"""The page Hardware: what the machine reaches, measured; what it reads now and read in the last two
+minutes; its software, and the table of Tensor Cores by compute capability.
 """
 
 from __future__ import annotations
@@ -34,87 +34,22 @@ from app.figures.telemetry import telemetry_figure
 from app.runs import measurements
 from app.text import code, escape, percent, size
 
-# Tensor Cores by compute capability: a table with a row of its own marked, and its sources.
-
-
-SHOWN = ("fp16", "bf16", "tf32", "e4m3", "e5m2", "e2m1", "fp64", "int8", "int4")
+SHOWN_DTYPES = ("fp16", "bf16", "tf32", "e4m3", "e5m2", "e2m1", "fp64", "int8", "int4")
 GTX_16 = (
     "The GTX 16 series (TU116, TU117) also reports 7.5 and has no Tensor Cores; "
     "before 7.0 no GPU has any."
 )
+KIND = "bench"
+AUTO = "auto"
+UNKNOWN = "unknown"
+KEPT_S = 120.0
+EVERY_S = telemetry.READ_EVERY_S  # readings and curves
+TOO_LONG_S = 10.0  # after such a pause a reading would speak for time that was not watched
 
 
 def draw_sentence(report: HardwareReport) -> None:
     """What AMP can and cannot give here; the first sentence large."""
     st.markdown(escape(sentence(report)))
-
-
-def draw_json(report: HardwareReport) -> None:
-    """The whole report."""
-    st.code(report_json(report), language="json")
-
-
-def draw_capability(report: HardwareReport) -> None:
-    """The table, its sources and a CSV."""
-    table = rate_table(report)
-    st.dataframe(table, hide_index=True, height="content")
-    st.caption(escape(GTX_16))
-    chart.download(lambda: table, "tensor-cores", key="tensor-cores")
-    with chart.details("Sources of the table"):
-        for number, source in enumerate(_sources(), start=1):
-            st.markdown(escape(f"[{number}] {source}"))
-
-
-def capability_answer(report: HardwareReport) -> str:
-    """What to see in the table."""
-    named = [gpu for gpu in report.gpus if gpu.capability]
-    if not named:
-        return "No NVIDIA GPU is here; the table says what one would give."
-    infos = {gpu.capability: gpu.tensor_cores for gpu in named}
-    return " ".join(
-        f"{capability} ({info.architecture or 'not in the table'}) is here; its Tensor Cores are "
-        f"{info.presence}."
-        for capability, info in infos.items()
-    )
-
-
-def rate_table(report: HardwareReport) -> pd.DataFrame:
-    """One row per capability; where GPUs are here, a column "here" names them."""
-    numbers = {source: number for number, source in enumerate(_sources(), start=1)}
-    rows = []
-    for row in CAPABILITIES:
-        here = ", ".join(gpu.name or "GPU" for gpu in report.gpus if _is_row(row, gpu.capability))
-        flags = {DTYPE_LABELS[d]: "yes" if d in row.dtypes else "" for d in SHOWN}
-        rows.append(
-            {
-                "capability": row.capability,
-                "architecture": row.architecture,
-                "generation": row.generation,
-                **flags,
-                "source": f"[{numbers[row.source]}]",
-                **({"here": here} if report.gpus else {}),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _sources() -> list[str]:
-    return list(dict.fromkeys(row.source for row in CAPABILITIES))
-
-
-def _is_row(row: CapabilityRow, capability: str | None) -> bool:
-    if capability is None:
-        return False
-    return capability == row.capability or (
-        row.capability.endswith(".x") and capability.split(".")[0] == row.capability.split(".")[0]
-    )
-
-
-# What this machine reaches, measured: started here, followed, drawn, and set beside the tables.
-
-
-KIND = "bench"
-AUTO = "auto"
 
 
 def draw_bench(report: HardwareReport, answer: DeltaGenerator) -> None:
@@ -191,24 +126,6 @@ def _ceilings(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
         st.caption(escape(f"{measurements.made_where(run)}. {view.vendor_sentence}"))
 
 
-def _alignment(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
-    if not view.costs:
-        return
-    st.subheader("Misaligned sizes", anchor=False)
-    chart.see(view.alignment_sentence)
-    chart.show(
-        store.drawn(run, "alignment", lambda: alignment_figure(rates)),
-        "alignment",
-        lambda: every([r for r in rates if r.series.startswith("align")]),
-        key="alignment",
-        is_wide=True,
-    )
-    left = [r for r in rates if r.series.startswith("align") and r.timing is None]
-    for note in dict.fromkeys(r.note for r in left):
-        named = [f"{r.op} {r.dtype} {r.layout}".strip() for r in left if r.note == note]
-        st.caption(escape(f"{', '.join(named)}: {note}"))
-
-
 def _key_figures(view: BenchView) -> list[KeyFigure]:
     wanted = [c for c in view.ceilings if c.dtype in ("fp32", "bf16", "fp16") and c.best]
     figures = [
@@ -235,12 +152,6 @@ def _beside(share: float | None, rate: Rate | None) -> str:
     if timing is None:
         return of
     return f"{of} Median of {timing.repeats}; quartiles {percent(timing.spread)} apart."
-
-
-# A bench as tables: what is shown, and every rate for the download.
-
-
-UNKNOWN = "unknown"
 
 
 def shown(view: BenchView) -> pd.DataFrame:
@@ -273,6 +184,20 @@ def shown(view: BenchView) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _figure(flops_s: float | None) -> str:
+    return UNKNOWN if flops_s is None else rate_words(flops_s)
+
+
+def _made(rate: Rate | None) -> dict[str, str]:
+    if rate is None or rate.timing is None:
+        return {"quartiles apart": "", "times": "", "measured": ""}
+    return {
+        "quartiles apart": percent(rate.timing.spread),
+        "times": str(rate.timing.repeats),
+        "measured": time.strftime("%Y-%m-%d %H:%M", time.localtime(rate.measured_at)),
+    }
+
+
 def every(rates: Sequence[Rate]) -> pd.DataFrame:
     """One row per rate, in plain numbers."""
     return pd.DataFrame(
@@ -295,44 +220,31 @@ def every(rates: Sequence[Rate]) -> pd.DataFrame:
     )
 
 
-def _figure(flops_s: float | None) -> str:
-    return UNKNOWN if flops_s is None else rate_words(flops_s)
+def _alignment(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
+    if not view.costs:
+        return
+    st.subheader("Misaligned sizes", anchor=False)
+    chart.see(view.alignment_sentence)
+    chart.show(
+        store.drawn(run, "alignment", lambda: alignment_figure(rates)),
+        "alignment",
+        lambda: every([r for r in rates if r.series.startswith("align")]),
+        key="alignment",
+        is_wide=True,
+    )
+    left = [r for r in rates if r.series.startswith("align") and r.timing is None]
+    for note in dict.fromkeys(r.note for r in left):
+        named = [f"{r.op} {r.dtype} {r.layout}".strip() for r in left if r.note == note]
+        st.caption(escape(f"{', '.join(named)}: {note}"))
 
 
-def _made(rate: Rate | None) -> dict[str, str]:
-    if rate is None or rate.timing is None:
-        return {"quartiles apart": "", "times": "", "measured": ""}
-    return {
-        "quartiles apart": percent(rate.timing.spread),
-        "times": str(rate.timing.repeats),
-        "measured": time.strftime("%Y-%m-%d %H:%M", time.localtime(rate.measured_at)),
-    }
-
-
-# What the machine reads now, as key figures, refreshed every two seconds.
-
-
-@st.fragment(run_every=telemetry.READ_EVERY_S)
+@st.fragment(run_every=EVERY_S)
 def draw_readings() -> None:
     """Every GPU as NVML reads it, then the CPU."""
     report = telemetry.machine_report()
     for gpu in report.gpus:
         _gpu(gpu)
     _cpu(report.cpu)
-
-
-def software(report: HardwareReport) -> dict[str, str]:
-    """Versions; what is missing is said."""
-    found = report.software
-    cuda = found.torch_cuda or "torch was built without CUDA"
-    return {
-        "torch": found.torch or "not installed",
-        "CUDA of torch": cuda,
-        "cuDNN": found.cudnn or ("unknown" if found.torch_cuda else "none, without CUDA"),
-        "NVIDIA driver": report.nvidia.driver or report.nvidia.message or "unknown",
-        "newest CUDA of the driver": report.nvidia.cuda_driver or "no driver",
-        "Python": found.python,
-    }
 
 
 def _gpu(gpu: GpuReading) -> None:
@@ -371,10 +283,11 @@ def _cpu(cpu: CpuReading) -> None:
     used = cpu.memory_total_bytes - cpu.memory_available_bytes
     limit = cpu.memory_limit_bytes
     bound = f"This container may use {size(limit)}." if limit else ""
+    cores = str(cpu.usable_cores or cpu.logical_cores or "unknown")
     load = "unknown" if cpu.load_1min is None else f"{cpu.load_1min:.2f}"
     key_figures(
         [
-            KeyFigure("Cores for probes", _cores(cpu), f"{cpu.logical_cores} logical in all."),
+            KeyFigure("Cores for probes", cores, f"{cpu.logical_cores} logical in all."),
             KeyFigure("Memory used", _of(used, cpu.memory_total_bytes), bound),
             KeyFigure("Load, 1 min", load, "Runnable processes, averaged over a minute."),
         ]
@@ -384,11 +297,6 @@ def _cpu(cpu: CpuReading) -> None:
     else:
         flags = " ".join(code(flag) for flag in cpu.flags) or "none"
         st.caption(f"Vector and half-precision instructions: {flags}")
-
-
-def _cores(cpu: CpuReading) -> str:
-    cores = cpu.usable_cores or cpu.logical_cores
-    return "unknown" if cores is None else str(cores)
 
 
 def _of(used: float | None, total: float | None) -> str:
@@ -401,18 +309,39 @@ def _unit(value: float | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:,.0f} {unit}"
 
 
-# The last two minutes of this machine, on Hardware: read by the dashboard's own process, and only
-# while a user looks.
+@st.fragment(run_every=EVERY_S)
+def draw_telemetry() -> None:
+    """The curves of every device, every two seconds."""
+    found = recent(tuple(gpu.index for gpu in telemetry.machine_report().gpus))
+    samples = found.update()
+    for problem in found.problems:
+        st.caption(escape(problem))
+    curves = {name: own for name, own in by_device(samples).items() if len(own) > 1}
+    if not curves:
+        st.caption("The curves of the last two minutes begin with this look.")
+    for number, (name, own) in enumerate(curves.items()):
+        chart.see(f"{'CPU' if name == 'cpu' else name}, the last {own[-1].at - own[0].at:.0f} s")
+        figure = telemetry_figure(own, own[-1].at)
+        chart.show(figure, "machine-now", lambda own=own: pd.DataFrame(own), key=f"live-{number}")  # type: ignore[misc]  # a default of a lambda
 
 
-KEPT_S = 120.0
-EVERY_S = telemetry.READ_EVERY_S
-TOO_LONG_S = 10.0  # after such a pause a reading would speak for time that was not watched
+@st.cache_resource(show_spinner=False)
+def recent(gpus: tuple[int, ...]) -> RecentReadings:
+    """Of NVML's GPUs with these numbers, and the CPU."""
+    readers: list[DeviceReader] = []
+    problems: list[str] = []
+    for number in gpus:
+        try:
+            readers.append(GpuReader(f"GPU {number}", "", os.getpid(), pcie=False))
+        except DeviceLost as lost:
+            problems.append(str(lost))
+    return RecentReadings([*readers, CpuReader(0)], problems)
 
 
 @dataclass(slots=True)
-class Recent:
-    """Readings of all devices, shared by all browsers."""
+class RecentReadings:
+    """Readings of all devices, shared by all browsers: taken by the dashboard's own process, and
+    only while a user looks."""
 
     readers: list[DeviceReader]
     problems: list[str]
@@ -442,34 +371,76 @@ class Recent:
             return None
 
 
-@st.cache_resource(show_spinner=False)
-def recent(gpus: tuple[int, ...]) -> Recent:
-    """Of NVML's GPUs with these numbers, and the CPU."""
-    readers: list[DeviceReader] = []
-    problems: list[str] = []
-    for number in gpus:
-        try:
-            readers.append(GpuReader(f"GPU {number}", "", os.getpid(), pcie=False))
-        except DeviceLost as lost:
-            problems.append(str(lost))
-    return Recent([*readers, CpuReader(0)], problems)
+def software(report: HardwareReport) -> dict[str, str]:
+    """Versions; what is missing is said."""
+    found = report.software
+    cuda = found.torch_cuda or "torch was built without CUDA"
+    return {
+        "torch": found.torch or "not installed",
+        "CUDA of torch": cuda,
+        "cuDNN": found.cudnn or ("unknown" if found.torch_cuda else "none, without CUDA"),
+        "NVIDIA driver": report.nvidia.driver or report.nvidia.message or "unknown",
+        "newest CUDA of the driver": report.nvidia.cuda_driver or "no driver",
+        "Python": found.python,
+    }
 
 
-@st.fragment(run_every=EVERY_S)
-def draw_telemetry() -> None:
-    """The curves of every device, every two seconds."""
-    found = recent(tuple(gpu.index for gpu in telemetry.machine_report().gpus))
-    samples = found.update()
-    for problem in found.problems:
-        st.caption(escape(problem))
-    curves = {name: own for name, own in by_device(samples).items() if len(own) > 1}
-    if not curves:
-        st.caption("The curves of the last two minutes begin with this look.")
-    for number, (name, own) in enumerate(curves.items()):
-        chart.see(f"{'CPU' if name == 'cpu' else name}, the last {own[-1].at - own[0].at:.0f} s")
-        figure = telemetry_figure(own, own[-1].at)
-        chart.show(figure, "machine-now", lambda own=own: _table(own), key=f"live-{number}")  # type: ignore[misc]  # a default of a lambda
+def capability_answer(report: HardwareReport) -> str:
+    """What to see in the table."""
+    named = [gpu for gpu in report.gpus if gpu.capability]
+    if not named:
+        return "No NVIDIA GPU is here; the table says what one would give."
+    infos = {gpu.capability: gpu.tensor_cores for gpu in named}
+    return " ".join(
+        f"{capability} ({info.architecture or 'not in the table'}) is here; its Tensor Cores are "
+        f"{info.presence}."
+        for capability, info in infos.items()
+    )
 
 
-def _table(samples: Sequence[Sample]) -> pd.DataFrame:
-    return pd.DataFrame(list(samples))
+def draw_capability(report: HardwareReport) -> None:
+    """The table, its sources and a CSV."""
+    table = rate_table(report)
+    st.dataframe(table, hide_index=True, height="content")
+    st.caption(escape(GTX_16))
+    chart.download(lambda: table, "tensor-cores", key="tensor-cores")
+    with chart.details("Sources of the table"):
+        for number, source in enumerate(_sources(), start=1):
+            st.markdown(escape(f"[{number}] {source}"))
+
+
+def rate_table(report: HardwareReport) -> pd.DataFrame:
+    """One row per capability; where GPUs are here, a column "here" names them."""
+    numbers = {source: number for number, source in enumerate(_sources(), start=1)}
+    rows = []
+    for row in CAPABILITIES:
+        here = ", ".join(gpu.name or "GPU" for gpu in report.gpus if _is_row(row, gpu.capability))
+        flags = {DTYPE_LABELS[d]: "yes" if d in row.dtypes else "" for d in SHOWN_DTYPES}
+        rows.append(
+            {
+                "capability": row.capability,
+                "architecture": row.architecture,
+                "generation": row.generation,
+                **flags,
+                "source": f"[{numbers[row.source]}]",
+                **({"here": here} if report.gpus else {}),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _sources() -> list[str]:
+    return list(dict.fromkeys(row.source for row in CAPABILITIES))
+
+
+def _is_row(row: CapabilityRow, capability: str | None) -> bool:
+    if capability is None:
+        return False
+    return capability == row.capability or (
+        row.capability.endswith(".x") and capability.split(".")[0] == row.capability.split(".")[0]
+    )
+
+
+def draw_json(report: HardwareReport) -> None:
+    """The whole report."""
+    st.code(report_json(report), language="json")

@@ -1,5 +1,9 @@
-"""The page Loss scale: trajectory, skipped steps, windows of every module, the scaler lab; what is
-read of a run, and its sentences.
+"""The page Loss scale: what the scaler did step by step, who held the NaN or Inf at every skip,
+what another scaler would have done (the lab), and which scales suit every module.
+
+A run of up to store.POINTS steps is shown as it was recorded. Of a longer one real steps stand for
+the rest, with every change of scale and every bad step; the counts are exact all the same, and a
+part that is asked for is read again in full resolution.
 """
 
 from __future__ import annotations
@@ -27,13 +31,9 @@ from ampscope.store.series import first_nonfinite
 from app import chart, links, states, store
 from app.figures.loss_scale import replayed_scales, scale_windows
 from app.figures.training import scale_trajectory
-from app.runs import run_page
+from app.runs.loss_scales import optimizers, skip_evidence, window_sentence
 from app.runs.module_names import name_of
-from app.runs.run_page import sentence
 from app.text import cut, percent, plural, power_of_two
-
-# Sections of the Loss scale page: trajectory, and for every skip who held the NaN or Inf.
-
 
 TABLE_PX = 380
 WHY = (
@@ -46,119 +46,23 @@ WHY = (
     "these is proved, an fp32 shadow of the step tells a batch with large gradients from a fault "
     "(--shadow-every 1 of a probe, record_next(reference=True) of a watched training)."
 )
-
-
-def show_overview(found: Trajectory) -> None:
-    """The sentence and the key figures."""
-    summary, loss, totals = found.summary, found.loss, found.totals
-    chart.sentence(training_words.scale_answer(summary, totals, loss))
-    chart.key_figures(training_words.scale_figures(summary, totals, loss, found.steps))
-
-
-def show_trajectory(found: Trajectory) -> None:
-    """The chart."""
-    if found.summary.last_scale is None:
-        states.nothing_recorded(
-            "This run has no loss scale.",
-            "It ran without a GradScaler; its loss and gradient norm are below.",
-        )
-    pick_span(found)
-    chart.see(chart_seen(found))
-    figure = scale_trajectory(found.steps, found.loss, found.norm)
-    chart.show(figure, "loss-scale", lambda: steps_table(found.steps), key="loss-scale")
-
-
-def show_skips(run: RunInfo, found: Trajectory) -> None:
-    """Skipped steps, and the parameters of one."""
-    st.subheader("Skipped steps", anchor=False)
-    bad = read_bad_steps(run, found)
-    chart.see(bad_steps_seen(bad.shown, found.totals, bad.whole))
-    if not bad.shown:
-        return
-    chart.table(
-        _bad_table(bad.shown),
-        "skips",
-        key="loss-scale-skips",
-        most_px=TABLE_PX,
-        columns={
-            "Scale": st.column_config.NumberColumn(format="localized"),
-            "Why": st.column_config.TextColumn(help=WHY),
-        },
-    )
-    _one_skip(run, bad.shown)
-
-
-def steps_table(steps: list[StepRecord]) -> pd.DataFrame:
-    """All that is known of every step."""
-    return pd.DataFrame([dataclasses.asdict(s) for s in steps])
-
-
-def parameters_table(records: list[NonFiniteRecord]) -> pd.DataFrame:
-    """In backward order, the first that backward reached at the top."""
-    return pd.DataFrame(
-        {
-            "Backward order": [r.order + 1 for r in records],
-            "Parameter": [r.parameter for r in records],
-            "NaN": [r.nan for r in records],
-            "+Inf": [r.pos_inf for r in records],
-            "-Inf": [r.neg_inf for r in records],
-            "Elements": [r.total for r in records],
-            "Not finite, %": [
-                100 * (r.nan + r.pos_inf + r.neg_inf) / r.total if r.total else None
-                for r in records
-            ],
-        }
-    )
-
-
-def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
-    steps = [b.step for b in bad if b.parameter_count]
-    if not steps:
-        st.caption("Which parameters held NaN or Inf was not recorded at these steps.")
-        return
-    step = links.select("Parameters of step", "skip", steps, writes_default=False)
-    records = list(store.nonfinite(run, step))
-    chart.see(f"At step {step}, {plural(len(records), 'parameter')} held NaN or Inf.")
-    chart.table(
-        parameters_table(records),
-        f"nonfinite-step-{step}",
-        key="loss-scale-parameters",
-        most_px=TABLE_PX,
-        columns={"Not finite, %": st.column_config.NumberColumn(format="%.3g")},
-    )
-    label = f"Step {step} on the Gradients page"
-    links.link(links.GRADIENTS, label, run=run.id, step=str(step), role="weight_grad")
-
-
-def _why(bad: BadStep) -> str:
-    if bad.cause is not SkipCause.UNCLEAR:
-        return "" if bad.cause is None else str(bad.cause)
-    return "not known without an fp32 shadow of this step"
-
-
-def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "Step": [b.step for b in bad],
-            "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
-            "Scale": [b.scale for b in bad],
-            "Skipped": [b.skipped for b in bad],
-            "First in backward": [b.first_parameter or "not recorded" for b in bad],
-            "Parameters not finite": [b.parameter_count for b in bad],
-            "Why": [_why(b) for b in bad],
-        }
-    )
-
-
-# What the Loss scale page knows of a run: the steps it shows, and a summary of all of them.
-#
-# A run of up to POINTS steps is shown as it was recorded. Of a longer one real steps stand for the
-# rest, with every change of scale and every bad step; the counts are exact all the same, and a
-# part that is asked for is read again in full resolution.
-
-
 ENDS = 500  # first and last steps that are read in full: the search for a scale takes a few dozen
 STEADY_SHARE = 0.25  # of the run, at its end, as in analysis.loss_scale
+MOST = 100  # rows of a long run's table; the parameters of each are read for themselves
+MOST_BARS = 30  # modules in the chart; more have no room for their names
+MOST_STEPS = 300  # whose windows the advice rests on, evenly over the run
+# Histograms (modules x recorded steps) that the page reads by itself, which takes 0.3 s of
+# processor time; more are read when a user asks for it.
+AT_ONCE = 50_000
+_CALLS = {
+    "torch": "GradScaler(init_scale={scale}, growth_interval={interval})",
+    "paddle": "GradScaler(init_loss_scaling={scale}, incr_every_n_steps={interval})",
+    "keras": "LossScaleOptimizer(inner, initial_scale={scale}, dynamic_growth_steps={interval})",
+}
+EXPONENTS = tuple(range(33))
+INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+FACTORS = (1.5, 2.0, 4.0, 8.0)
+BACKOFFS = (0.125, 0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,34 +106,9 @@ def read(run: RunInfo) -> Trajectory:
 def asked_span(totals: StepTotals) -> tuple[int, int]:
     """First and last step of the URL, within the run's."""
     low, high = totals.first_step or 0, totals.last_step or 0
-    first, last = _asked("first", low), _asked("last", high)
+    first, last = links.wanted_number("first"), links.wanted_number("last")
+    first, last = low if first is None else first, high if last is None else last
     return (first, last) if low <= first < last <= high else (low, high)
-
-
-def pick_span(found: Trajectory) -> None:
-    """A slider over the whole run, for one whose steps are not all shown at once."""
-    low, high = found.totals.first_step or 0, found.totals.last_step or 0
-    if found.totals.steps <= store.POINTS and not found.is_part:
-        return
-    key = links.widget_key("first-last", found.span)
-    left, right = st.columns((5, 1), vertical_alignment="bottom", gap="small")
-    left.slider(
-        "Steps to show",
-        low,
-        high,
-        found.span,
-        key=key,
-        on_change=_keep_span,
-        args=(key,),
-        help=f"A part of at most {store.POINTS:,} steps is shown in full.",
-    )
-    right.button("Whole run", disabled=not found.is_part, on_click=forget_span)
-
-
-def forget_span() -> None:
-    """Back to the whole run."""
-    links.keep("first", None)
-    links.keep("last", None)
 
 
 @store.of_run
@@ -264,68 +143,57 @@ def of_ends(
     )
 
 
-def _asked(name: str, default: int) -> int:
-    number = links.wanted_number(name)
-    return default if number is None else number
+def show_overview(found: Trajectory) -> None:
+    """The sentence and the key figures."""
+    summary, loss, totals = found.summary, found.loss, found.totals
+    chart.sentence(training_words.scale_answer(summary, totals, loss))
+    chart.key_figures(training_words.scale_figures(summary, totals, loss, found.steps))
 
 
-def _keep_span(key: str) -> None:
-    if links.is_moved("first-last", key):
-        first, last = st.session_state[key]
+def show_trajectory(found: Trajectory) -> None:
+    """The chart."""
+    if found.summary.last_scale is None:
+        states.nothing_recorded(
+            "This run has no loss scale.",
+            "It ran without a GradScaler; its loss and gradient norm are below.",
+        )
+    pick_span(found)
+    chart.see(chart_seen(found))
+    figure = scale_trajectory(found.steps, found.loss, found.norm)
+
+    def table() -> pd.DataFrame:
+        """All that is known of every step."""
+        return pd.DataFrame([dataclasses.asdict(s) for s in found.steps])
+
+    chart.show(figure, "loss-scale", table, key="loss-scale")
+
+
+def pick_span(found: Trajectory) -> None:
+    """A slider over the whole run, for one whose steps are not all shown at once."""
+    low, high = found.totals.first_step or 0, found.totals.last_step or 0
+    if found.totals.steps <= store.POINTS and not found.is_part:
+        return
+    key = links.widget_key("first-last", found.span)
+
+    def keep(first: int | None, last: int | None) -> None:
         links.keep("first", first)
         links.keep("last", last)
 
+    def moved() -> None:
+        if links.is_moved("first-last", key):
+            keep(*st.session_state[key])
 
-# The table of bad steps on the Loss scale page: all of a short run, the newest of a long one.
-
-
-MOST = 100  # rows of a long run's table; the parameters of each are read for themselves
-
-
-@dataclass(frozen=True, slots=True)
-class BadSteps:
-    """The rows of the table, and of how many bad steps in the shown part they are the newest (at
-    least so many: where thousands are bad, not each of them is shown)."""
-
-    shown: list[BadStep]
-    whole: int
-
-
-def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
-    """In order of steps."""
-    # Of the whole run, whichever part is shown: a search is one by what came before it.
-    whole = {s.step: s for s in (*store.steps(run), *found.steps)}
-    steps = [whole[number] for number in sorted(whole)]
-    if found.totals.steps <= store.POINTS:
-        every = bad_steps(
-            steps, _all_firsts(run), run_page.optimizers(run), run_page.skip_evidence(run, 0)
-        )
-        shown = [b for b in every if found.span[0] <= b.step <= found.span[1]]
-        return BadSteps(shown, len(shown))
-    bad = [step for step in found.steps if is_bad(step)]
-    known = run_page.skip_evidence(run, bad[-MOST:][0].step if bad else 0)
-    causes = skip_causes(steps, run_page.optimizers(run), known)
-    firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
-    rows = [
-        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
-        for s in bad[-MOST:]
-    ]
-    return BadSteps(rows, len(bad) if found.is_part else max(len(bad), found.totals.bad))
-
-
-@store.of_run
-def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
-    return first_nonfinite(reader, run_id)
-
-
-@store.of_run
-def _firsts(reader: Reader, run_id: str, steps: tuple[int, ...]) -> dict[int, tuple[int, str]]:
-    """Of these steps: parameters with NaN or Inf, and the first in backward order."""
-    found = {step: reader.nonfinite(run_id, step) for step in steps}
-    return {step: (len(r), r[0].parameter) for step, r in found.items() if r}
-
-
-# Sentences of the Loss scale page, computed from the run.
+    left, right = st.columns((5, 1), vertical_alignment="bottom", gap="small")
+    left.slider(
+        "Steps to show",
+        low,
+        high,
+        found.span,
+        key=key,
+        on_change=moved,
+        help=f"A part of at most {store.POINTS:,} steps is shown in full.",
+    )
+    right.button("Whole run", disabled=not found.is_part, on_click=keep, args=(None, None))
 
 
 def chart_seen(found: Trajectory) -> str:
@@ -343,14 +211,68 @@ def chart_seen(found: Trajectory) -> str:
         )
     if any(s.skipped for s in found.steps):
         text += " A cross on the scale is a skipped step."
-    told = [
+    broken = [
         f"{name} at {plural(s.nonfinite_count, 'step')}"
         for name, s in (("the loss", loss), ("the gradient norm", norm))
         if s.nonfinite_count
     ]
-    if told:
-        return f"{text} Not finite, and so in the band at the bottom: {' and '.join(told)}."
+    if broken:
+        return f"{text} Not finite, and so in the band at the bottom: {' and '.join(broken)}."
     return f"{text} Every recorded loss and gradient norm is finite."
+
+
+def show_skips(run: RunInfo, found: Trajectory) -> None:
+    """Skipped steps, and the parameters of one."""
+    st.subheader("Skipped steps", anchor=False)
+    bad, whole = read_bad_steps(run, found)
+    chart.see(bad_steps_seen(bad, found.totals, whole))
+    if not bad:
+        return
+    chart.table(
+        _bad_table(bad),
+        "skips",
+        key="loss-scale-skips",
+        most_px=TABLE_PX,
+        columns={
+            "Scale": st.column_config.NumberColumn(format="localized"),
+            "Why": st.column_config.TextColumn(help=WHY),
+        },
+    )
+    _one_skip(run, bad)
+
+
+def read_bad_steps(run: RunInfo, found: Trajectory) -> tuple[list[BadStep], int]:
+    """The rows of the table, in order of steps: all of a short run, the newest of a long one; and
+    of how many bad steps in the shown part they are the newest (at least so many: where thousands
+    are bad, not each of them is shown)."""
+    # Of the whole run, whichever part is shown: a search is one by what came before it.
+    whole = {s.step: s for s in (*store.steps(run), *found.steps)}
+    steps = [whole[number] for number in sorted(whole)]
+    if found.totals.steps <= store.POINTS:
+        every = bad_steps(steps, _all_firsts(run), optimizers(run), skip_evidence(run, 0))
+        shown = [b for b in every if found.span[0] <= b.step <= found.span[1]]
+        return shown, len(shown)
+    bad = [step for step in found.steps if is_bad(step)]
+    known = skip_evidence(run, bad[-MOST:][0].step if bad else 0)
+    causes = skip_causes(steps, optimizers(run), known)
+    firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
+    rows = [
+        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
+        for s in bad[-MOST:]
+    ]
+    return rows, len(bad) if found.is_part else max(len(bad), found.totals.bad)
+
+
+@store.of_run
+def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
+    return first_nonfinite(reader, run_id)
+
+
+@store.of_run
+def _firsts(reader: Reader, run_id: str, steps: tuple[int, ...]) -> dict[int, tuple[int, str]]:
+    """Of these steps: parameters with NaN or Inf, and the first in backward order."""
+    found = {step: reader.nonfinite(run_id, step) for step in steps}
+    return {step: (len(r), r[0].parameter) for step, r in found.items() if r}
 
 
 def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> str:
@@ -376,160 +298,56 @@ def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> 
     return text
 
 
-# Safe loss scales of every module at one step, who conflicts, and what would open the window.
-
-
-MOST_BARS = 30  # modules in the chart; more have no room for their names
-MOST_STEPS = 300  # whose windows the advice rests on, evenly over the run
-# Histograms (modules x recorded steps) that the page reads by itself, which takes 0.3 s of
-# processor time; more are read when a user asks for it.
-AT_ONCE = 50_000
-
-
-def wants_all(run: RunInfo, steps: int, name: str, what: str) -> bool:
-    """Whether to read the histograms of ``steps`` steps now. Bound to the URL's ``name``; many of
-    them wait until the user asks for ``what``."""
-    if steps * len(store.modules(run)) <= AT_ONCE:
-        return True
-    key = f"loss-scale:{name}"
-    is_on = st.toggle(what, links.wanted(name) == "on", key=key)
-    links.keep(name, "on" if is_on else None)
-    return is_on
-
-
-def draw_windows(run: RunInfo) -> None:
-    """Nothing for a run without output gradients in fp16."""
-    steps = store.frame_steps(run, Role.GRAD_OUTPUT)
-    if not steps:
-        return
-    st.subheader("Safe loss scales", anchor=False)
-    read = min(len(steps), MOST_STEPS)
-    if wants_all(run, read, "advice", f"Advise a first scale from {read:,} of the recorded steps"):
-        given = advice(run)
-        if given is not None:
-            chart.see(_advised(run, given))
-    bad = {s.step for s in store.steps(run) if is_bad(s)}
-    last = next((step for step in reversed(steps) if step not in bad), steps[-1])
-    step = links.select("At step", "window", steps, default=last, writes_default=False)
-    frame = store.frame(run, Role.GRAD_OUTPUT, step)
-    if frame is None:
-        return
-    if frame.rows[:, [NAN, POS_INF, NEG_INF]].any():
-        states.nothing_recorded(
-            f"Gradients of step {step:,} were not finite.", "Choose another step."
-        )
-        return
-    weights = store.frame(run, Role.WEIGHT_GRAD, step)
-    windows = underflow.module_windows(frame, FP16, weights)
-    if not windows:
-        states.nothing_recorded(
-            f"No fp16 gradients of step {step:,} to read a scale from.", "Choose another step."
-        )
-        return
-    names = {m.index: name_of(m.path) for m in store.modules(run)}
-    common = underflow.common_window(frame, FP16, weights)
-    if common is not None:
-        what = "output gradients" if weights is None else "output and weight gradients"
-        said = sentence(common, names, FP16.name, what, underflow.excluded_modules(frame, FP16))
-        chart.see(f"{said} {_opens(common, names, not gpu_that_emulates_bf16(run))}".strip())
-    used = math.log2(frame.scale) if frame.scale > 0 else None
-    table = pd.DataFrame(
+def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
+    why = {None: "", SkipCause.UNCLEAR: "not known without an fp32 shadow of this step"}
+    return pd.DataFrame(
         {
-            "module": [names.get(w.module, "?") for w in windows],
-            "lowest scale, log2": [w.low for w in windows],
-            "highest scale, log2": [w.high for w in windows],
+            "Step": [b.step for b in bad],
+            "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
+            "Scale": [b.scale for b in bad],
+            "Skipped": [b.skipped for b in bad],
+            "First in backward": [b.first_parameter or "not recorded" for b in bad],
+            "Parameters not finite": [b.parameter_count for b in bad],
+            "Why": [why.get(b.cause, str(b.cause)) for b in bad],
         }
     )
-    narrow = least_room(windows)
-    few = len(narrow) < len(windows)
-    shown = f"The {len(narrow)} of {len(windows):,} modules that leave least room. " if few else ""
-    is_common = max(w.low for w in narrow) <= min(w.high for w in narrow)
-    band = " The green band suits all of them." if is_common else ""
-    dashed = "1, the scale of a step without one" if used == 0 else "the scale that the step used"
-    line = "" if used is None else f" The dashed line is {dashed}."
-    chart.see(f"{shown}A bar spans the loss scales that keep a module in fp16.{band}{line}")
-    figure = scale_windows(narrow, names, used)
-    chart.show(figure, "safe-scales", lambda: table, key="safe-scales")
 
 
-def least_room(
-    windows: Sequence[underflow.ModuleWindow],
-) -> list[underflow.ModuleWindow]:
-    """Those whose lowest scale is highest or whose highest is lowest, in the model's order: they
-    decide which scales suit all."""
-    if len(windows) <= MOST_BARS:
-        return list(windows)
-    by_low = sorted(windows, key=lambda w: -w.low)
-    by_high = sorted(windows, key=lambda w: w.high)
-    half = MOST_BARS // 2
-    chosen = {w.module for w in (*by_low[:half], *by_high[:half])}
-    return [w for w in windows if w.module in chosen]
-
-
-@store.of_run
-def advice(reader: Reader, run_id: str) -> lab.Advice | None:
-    """A first scale and an interval for this run's gradients."""
-    steps = reader.frame_steps(run_id, Role.GRAD_OUTPUT)
-    every = max(1, math.ceil(len(steps) / MOST_STEPS))
-    windows = [_window(reader, run_id, step) for step in steps[::every]]
-    between = (steps[-1] - steps[0]) / max(len(steps) - 1, 1) * every if steps else 1.0
-    known = [window for window in windows if window is not None]
-    return lab.advise(known, between, lab.skipped_scales(reader.overview(run_id, store.POINTS)))
-
-
-def _window(reader: Reader, run_id: str, step: int) -> underflow.ScaleWindow | None:
-    frame = reader.frame(run_id, Role.GRAD_OUTPUT, step)
-    if frame is None:
-        return None
-    found = underflow.common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
-    return None if found is None or found.spans else found
-
-
-_CALLS = {
-    "torch": "GradScaler(init_scale={scale}, growth_interval={interval})",
-    "paddle": "GradScaler(init_loss_scaling={scale}, incr_every_n_steps={interval})",
-    "keras": "LossScaleOptimizer(inner, initial_scale={scale}, dynamic_growth_steps={interval})",
-}
-
-
-def _advised(run: RunInfo, given: lab.Advice) -> str:
-    exponent = math.log2(given.initial_scale)
-    or_bf16 = "" if gpu_that_emulates_bf16(run) else ", or use bf16"
-    if exponent < 0:
-        return (
-            f"No loss scale of 1 or more keeps these gradients in fp16: {given.scale_reason}. They "
-            "are too large by themselves, which no scaler can put right: find the step where they "
-            f"grew{or_bf16}."
-        )
-    scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
-    call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
-    return (
-        f"For these gradients: {call}. {given.scale_reason.capitalize()}; {given.interval_reason}."
+def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
+    steps = [b.step for b in bad if b.parameter_count]
+    if not steps:
+        st.caption("Which parameters held NaN or Inf was not recorded at these steps.")
+        return
+    step = links.select("Parameters of step", "skip", steps, writes_default=False)
+    records = list(store.nonfinite(run, step))
+    chart.see(f"At step {step}, {plural(len(records), 'parameter')} held NaN or Inf.")
+    chart.table(
+        parameters_table(records),
+        f"nonfinite-step-{step}",
+        key="loss-scale-parameters",
+        most_px=TABLE_PX,
+        columns={"Not finite, %": st.column_config.NumberColumn(format="%.3g")},
     )
+    label = f"Step {step} on the Gradients page"
+    links.link(links.GRADIENTS, label, run=run.id, step=str(step), role="weight_grad")
 
 
-def _opens(window: underflow.ScaleWindow, names: dict[int, str], has_bf16: bool) -> str:
-    """What would help where the window is empty; ``has_bf16``: the machine does not emulate it."""
-    if window.spans:
-        name = names.get(window.spans[0], "?")
-        or_bf16 = ", or use bf16, whose exponents reach as far as fp32's" if has_bf16 else ""
-        return f"Run {name} in fp32{or_bf16}."
-    if window.low <= window.high:
-        return ""
-    low, high = (names.get(m, "?") for m in (window.lowest, window.highest))
-    return (
-        f"{'bf16 needs no window; or keep' if has_bf16 else 'Keep'} {high} in fp32, or give {low} "
-        f"and {high} optimizers and scalers of their own."
+def parameters_table(records: list[NonFiniteRecord]) -> pd.DataFrame:
+    """In backward order, the first that backward reached at the top."""
+    return pd.DataFrame(
+        {
+            "Backward order": [r.order + 1 for r in records],
+            "Parameter": [r.parameter for r in records],
+            "NaN": [r.nan for r in records],
+            "+Inf": [r.pos_inf for r in records],
+            "-Inf": [r.neg_inf for r in records],
+            "Elements": [r.total for r in records],
+            "Not finite, %": [
+                100 * (r.nan + r.pos_inf + r.neg_inf) / r.total if r.total else None
+                for r in records
+            ],
+        }
     )
-
-
-# The scaler lab on the Loss scale page: what another policy would have done here.
-
-
-EXPONENTS = tuple(range(33))
-INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
-FACTORS = (1.5, 2.0, 4.0, 8.0)
-BACKOFFS = (0.125, 0.25, 0.5, 0.75)
 
 
 def draw_lab(run: RunInfo, found: Trajectory) -> None:
@@ -563,6 +381,17 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
     chart.see(_sentence(found.steps, made, shares, policy))
     figure = replayed_scales(found.steps, made)
     chart.show(figure, "scaler-lab", lambda: _table(found.steps, made, shares), key="scaler-lab")
+
+
+def wants_all(run: RunInfo, steps: int, name: str, what: str) -> bool:
+    """Whether to read the histograms of ``steps`` steps now. Bound to the URL's ``name``; many of
+    them wait until the user asks for ``what``."""
+    if steps * len(store.modules(run)) <= AT_ONCE:
+        return True
+    key = f"loss-scale:{name}"
+    is_on = st.toggle(what, links.wanted(name) == "on", key=key)
+    links.keep(name, "on" if is_on else None)
+    return is_on
 
 
 @store.of_run
@@ -665,3 +494,124 @@ def _table(
             "scale": [power_of_two(s.scale) for s in made.steps],
         }
     )
+
+
+def draw_windows(run: RunInfo) -> None:
+    """Nothing for a run without output gradients in fp16."""
+    steps = store.frame_steps(run, Role.GRAD_OUTPUT)
+    if not steps:
+        return
+    st.subheader("Safe loss scales", anchor=False)
+    read = min(len(steps), MOST_STEPS)
+    if wants_all(run, read, "advice", f"Advise a first scale from {read:,} of the recorded steps"):
+        given = advice(run)
+        if given is not None:
+            chart.see(_advised(run, given))
+    bad = {s.step for s in store.steps(run) if is_bad(s)}
+    last = next((step for step in reversed(steps) if step not in bad), steps[-1])
+    step = links.select("At step", "window", steps, default=last, writes_default=False)
+    frame = store.frame(run, Role.GRAD_OUTPUT, step)
+    if frame is None:
+        return
+    if frame.rows[:, [NAN, POS_INF, NEG_INF]].any():
+        states.nothing_recorded(
+            f"Gradients of step {step:,} were not finite.", "Choose another step."
+        )
+        return
+    weights = store.frame(run, Role.WEIGHT_GRAD, step)
+    windows = underflow.module_windows(frame, FP16, weights)
+    if not windows:
+        states.nothing_recorded(
+            f"No fp16 gradients of step {step:,} to read a scale from.", "Choose another step."
+        )
+        return
+    names = {m.index: name_of(m.path) for m in store.modules(run)}
+    common = underflow.common_window(frame, FP16, weights)
+    if common is not None:
+        what = "output gradients" if weights is None else "output and weight gradients"
+        text = window_sentence(
+            common, names, FP16.name, what, underflow.excluded_modules(frame, FP16)
+        )
+        chart.see(f"{text} {_opens(common, names, not gpu_that_emulates_bf16(run))}".strip())
+    used = math.log2(frame.scale) if frame.scale > 0 else None
+    table = pd.DataFrame(
+        {
+            "module": [names.get(w.module, "?") for w in windows],
+            "lowest scale, log2": [w.low for w in windows],
+            "highest scale, log2": [w.high for w in windows],
+        }
+    )
+    narrow = least_room(windows)
+    few = len(narrow) < len(windows)
+    shown = f"The {len(narrow)} of {len(windows):,} modules that leave least room. " if few else ""
+    is_common = max(w.low for w in narrow) <= min(w.high for w in narrow)
+    band = " The green band suits all of them." if is_common else ""
+    dashed = "1, the scale of a step without one" if used == 0 else "the scale that the step used"
+    line = "" if used is None else f" The dashed line is {dashed}."
+    chart.see(f"{shown}A bar spans the loss scales that keep a module in fp16.{band}{line}")
+    figure = scale_windows(narrow, names, used)
+    chart.show(figure, "safe-scales", lambda: table, key="safe-scales")
+
+
+@store.of_run
+def advice(reader: Reader, run_id: str) -> lab.Advice | None:
+    """A first scale and an interval for this run's gradients."""
+    steps = reader.frame_steps(run_id, Role.GRAD_OUTPUT)
+    every = max(1, math.ceil(len(steps) / MOST_STEPS))
+    windows = [_window(reader, run_id, step) for step in steps[::every]]
+    between = (steps[-1] - steps[0]) / max(len(steps) - 1, 1) * every if steps else 1.0
+    known = [window for window in windows if window is not None]
+    return lab.advise(known, between, lab.skipped_scales(reader.overview(run_id, store.POINTS)))
+
+
+def _window(reader: Reader, run_id: str, step: int) -> underflow.ScaleWindow | None:
+    frame = reader.frame(run_id, Role.GRAD_OUTPUT, step)
+    if frame is None:
+        return None
+    found = underflow.common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
+    return None if found is None or found.spans else found
+
+
+def _advised(run: RunInfo, given: lab.Advice) -> str:
+    exponent = math.log2(given.initial_scale)
+    or_bf16 = "" if gpu_that_emulates_bf16(run) else ", or use bf16"
+    if exponent < 0:
+        return (
+            f"No loss scale of 1 or more keeps these gradients in fp16: {given.scale_reason}. They "
+            "are too large by themselves, which no scaler can put right: find the step where they "
+            f"grew{or_bf16}."
+        )
+    scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
+    call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
+    return (
+        f"For these gradients: {call}. {given.scale_reason.capitalize()}; {given.interval_reason}."
+    )
+
+
+def _opens(window: underflow.ScaleWindow, names: dict[int, str], has_bf16: bool) -> str:
+    """What would help where the window is empty; ``has_bf16``: the machine does not emulate it."""
+    if window.spans:
+        name = names.get(window.spans[0], "?")
+        or_bf16 = ", or use bf16, whose exponents reach as far as fp32's" if has_bf16 else ""
+        return f"Run {name} in fp32{or_bf16}."
+    if window.low <= window.high:
+        return ""
+    low, high = (names.get(m, "?") for m in (window.lowest, window.highest))
+    return (
+        f"{'bf16 needs no window; or keep' if has_bf16 else 'Keep'} {high} in fp32, or give {low} "
+        f"and {high} optimizers and scalers of their own."
+    )
+
+
+def least_room(
+    windows: Sequence[underflow.ModuleWindow],
+) -> list[underflow.ModuleWindow]:
+    """Those whose lowest scale is highest or whose highest is lowest, in the model's order: they
+    decide which scales suit all."""
+    if len(windows) <= MOST_BARS:
+        return list(windows)
+    by_low = sorted(windows, key=lambda w: -w.low)
+    by_high = sorted(windows, key=lambda w: w.high)
+    half = MOST_BARS // 2
+    chosen = {w.module for w in (*by_low[:half], *by_high[:half])}
+    return [w for w in windows if w.module in chosen]

@@ -1,4 +1,6 @@
-"""The page Op lists: the table of three frameworks, and what if an op were on the other list."""
+"""The page Op lists: the table of three frameworks, common words, and what an op did in a run; and
+what if an op were on the other list: two probes, as the lists are and changed, side by side.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,6 @@ from app import chart, links, permissions, states, store
 from app.runs import live, run_page, workload_choice
 from app.text import number, percent
 
-# The table of autocast's op lists: three frameworks, common words, and what an op did in a run.
-
-
 ANY = "any"
 NO_RUN = "no run"
 OP_PX = 300  # 40 letters; one name is longer
@@ -42,6 +41,13 @@ TRACED_AS = {
     "softmax": ("_softmax",),
     "log_softmax": ("_log_softmax",),
 }
+STEPS = 30
+PRECISIONS = ("fp16", "bf16")
+_OP_HELP = "As autocast's lists name it; any other op of torch can be typed."
+_HELP = (
+    "half: inputs are cast to half. fp32: to fp32. widest: to the widest dtype among them. "
+    "as it comes: the op takes what it is given."
+)
 
 
 def show_lists() -> None:
@@ -144,13 +150,6 @@ def results_of(op: str, did: dict[str, Counter[str]]) -> str:
     return ", ".join(f"{dtype} × {count:,}" for dtype, count in total.most_common())
 
 
-# What if an op were on the other list? Two probes, as the lists are and changed, side by side.
-
-
-STEPS = 30
-PRECISIONS = ("fp16", "bf16")
-
-
 def show_whatif() -> None:
     """The form, the two runs while they go on, and what came of them."""
     st.subheader("What if an op were on another list?", anchor=False)
@@ -183,13 +182,6 @@ def _form() -> None:
             states.unreadable(str(error))
             return
         st.rerun()
-
-
-_OP_HELP = "As autocast's lists name it; any other op of torch can be typed."
-_HELP = (
-    "half: inputs are cast to half. fp32: to fp32. widest: to the widest dtype among them. "
-    "as it comes: the op takes what it is given."
-)
 
 
 def _compared(runs: list[RunInfo]) -> None:

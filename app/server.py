@@ -1,7 +1,7 @@
 """What reaches Streamlit, and from whom: the checks in front of every request of the dashboard.
 
 `streamlit run app/main.py` and `ampscope dashboard` both serve app/main.py's ``app``, which has the
-middleware :class:`Door`. It decides before Streamlit sees a request:
+middleware :class:`RequestGate`. It decides before Streamlit sees a request:
 
 - Host and Origin. Only names of this server pass: loopback, the address it is bound to, and what
   the operator named. A page under any other name (DNS rebinding), on another port or of another
@@ -234,7 +234,7 @@ class Refused(Exception):  # noqa: N818  # says what happened
         self.status, self.why = status, why
 
 
-class Door:
+class RequestGate:
     """ASGI middleware in front of Streamlit."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -634,4 +634,4 @@ _stay_on_this_machine()
 _forget_closed_pages()
 _bound_messages()
 _mistrust_widget_values()
-MIDDLEWARE = [Middleware(Door)]
+MIDDLEWARE = [Middleware(RequestGate)]

@@ -1,5 +1,5 @@
-"""The states of a store and of a run, each designed: one sentence, and what to do next. Also the
-frame round every page: title, navigation, and a last net for errors.
+"""The frame round every page (title, navigation, a last net for errors), and the states of a store
+and of a run, each with one sentence and what to do next.
 """
 
 from __future__ import annotations
@@ -50,184 +50,6 @@ _NEXT_WATCHED = {
     State.CANCELLED: "The training itself was asked to stop.",
     State.LOST: "If its process was killed, memory may have run out: see the system's log.",
 }
-
-
-def empty_store() -> None:
-    """Nothing recorded yet."""
-    if not permissions.is_trusted():
-        nothing_recorded("No run is shown to this class yet.", "The teacher shares it.")
-        return
-    st.info(
-        "**No run has been recorded yet.** Start the demo on Home, diagnose a script of yours, or "
-        "record a probe."
-    )
-    with st.container(horizontal=True):
-        st.page_link(links.HOME.file, label="Home")
-        st.page_link(links.DIAGNOSIS.file, label="Diagnosis")
-        st.page_link(links.NEW_PROBE.file, label="New probe")
-
-
-def unreadable(sentence: str) -> None:
-    """The store, an option or an address cannot be used; ``sentence`` says why and what to do."""
-    st.error(escape(sentence))
-
-
-def busy(sentence: str) -> None:
-    """Another program holds the store. The page tries again by itself."""
-    unreadable(sentence)
-    st.caption(f"This page tries again every {TRY_AGAIN_S:g} s.")
-    _try_again()
-
-
-@st.fragment(run_every=TRY_AGAIN_S)
-def _try_again() -> None:
-    """The first time is the page itself; each later one draws it anew."""
-    if st.session_state.get(_TRIED) is True:
-        st.session_state[_TRIED] = False
-        st.rerun(scope="app")
-    st.session_state[_TRIED] = True
-
-
-@contextlib.contextmanager
-def part() -> Iterator[None]:
-    """A part of a page: what the store holds of it may be damaged, which one sentence says in its
-    place. The other parts are drawn."""
-    try:
-        yield
-    except StoreBusy:
-        raise  # of the store as a whole
-    except AmpscopeError as error:
-        unreadable(str(error))
-    except Exception:
-        logger.exception("A part of the page failed")
-        st.error(
-            "**This part of the page could not be drawn.** The terminal that runs the dashboard "
-            "shows the reason."
-        )
-
-
-def broken(page: str) -> None:
-    """A fault of ampscope's own; the traceback is in the terminal, never on the page."""
-    st.error(
-        f"**The page {escape(page)} could not be drawn.** The recorded runs are untouched. "
-        "The terminal that runs the dashboard shows the reason."
-    )
-
-
-def nothing_recorded(what: str, next_step: str) -> None:
-    """The run is fine but holds no such fact, for example no shadow. Both texts are the page's."""
-    st.info(f"**{escape(what)}** {escape(next_step)}")
-
-
-def no_step_of(run: RunInfo) -> NoReturn:
-    """Other ranks have recorded steps and this one has none. Ends the page."""
-    nothing_recorded(f"Rank {run.spec.rank} has recorded no step.", "Choose another rank above.")
-    st.stop()
-
-
-def no_histograms(run: RunInfo) -> None:
-    """The run holds no histogram: why, and how to get some."""
-    nothing_recorded("This run holds no histograms.", why_no_histograms(run))
-
-
-def no_ops(run: RunInfo) -> None:
-    """What to do instead."""
-    if run.spec.framework != "torch":
-        nothing_recorded(
-            "Single ops are recorded of PyTorch alone.",
-            "Of this framework's layers the dtypes of weights, outputs and gradients are.",
-        )
-        return
-    nothing_recorded(
-        "This watched training was not traced op by op: that is done on demand.",
-        "In the training, run.record_next(reference=True) traces the next step. The ops of a "
-        "failing step are in its capsule (ampscope replay).",
-    )
-
-
-def not_of_a_control(run: RunInfo) -> bool:
-    """Say of a script's control where the histograms are; False for any other run."""
-    if run.spec.kind != "script" or not run.spec.parent:
-        return False
-    if Control(run.spec.control).is_compiled:
-        nothing_recorded(
-            "No kernel was compiled in this run: its code came out of inductor's cache, or another "
-            "backend ran it.",
-            "To see kernels, diagnose with the cache off: "
-            "`TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 ampscope diagnose …`",
-        )
-    else:
-        nothing_recorded(
-            "This run is a control: its losses and failing ops were watched, nothing more.",
-            "Histograms and ops are recorded in the baseline run.",
-        )
-    st.page_link(links.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
-    return True
-
-
-def explain(run: RunInfo) -> None:
-    """Say what state the run is in when that is not plainly finished."""
-    is_watched = run.spec.kind == "watch"
-    if is_watched and run.state.is_active:
-        _watched(run)
-    elif run.state is State.QUEUED:
-        st.info(f"**This probe waits, place {run.place} in the queue.** It starts by itself.")
-    elif run.state is State.RUNNING and run.steps_done == 0:
-        st.info("**This probe has started.** Its first step has not come yet.")
-    elif run.state is State.RUNNING:
-        done, asked = run.steps_done, run.spec.steps
-        st.info(f"**Running: {done:,} of {plural(asked, 'step')}.** This page follows it.")
-    elif run.state is not State.FINISHED:
-        _ended_early(run)
-
-
-def measurement_ended(run: RunInfo) -> None:
-    """Say why a measurement has no result."""
-    _with_traceback(run, f"**This measurement {ENDED[run.state]}.** {_reason(run)}")
-
-
-def _watched(run: RunInfo) -> None:
-    """The number of steps of a watched training is not known in advance."""
-    if run.steps_done == 0:
-        st.info("**This training is watched.** Its first step has not come yet.")
-    else:
-        so_far = plural(run.steps_done, "step")
-        st.info(f"**Running: {so_far} so far.** This page follows it.")
-
-
-def _ended_early(run: RunInfo) -> None:
-    next_step = (_NEXT_WATCHED if run.spec.kind == "watch" else _NEXT)[run.state]
-    ended = f"**This run {ENDED[run.state]}.** {_reason(run)}"
-    _with_traceback(run, f"{ended}  \n{_kept(run)} {next_step}")
-    if run.spec.kind == "probe" and permissions.is_trusted():
-        again = {"again": run.id}
-        st.page_link(links.NEW_PROBE.file, label="Start it again", query_params=again)
-
-
-def _reason(run: RunInfo) -> str:
-    return escape(run.message or "No reason was recorded.")
-
-
-def _with_traceback(run: RunInfo, text: str) -> None:
-    box = st.error if run.state is State.FAILED else st.warning
-    box(text)
-    if run.traceback:
-        with st.expander("The run's own traceback"):
-            st.code(run.traceback, language=None, wrap_lines=True, height=TRACEBACK_PX)
-
-
-def _kept(run: RunInfo) -> str:
-    if run.state is State.LOST:  # its message has said it
-        return ""
-    if run.steps_done == 0:
-        return "No step was recorded."
-    are_kept = "is kept" if run.steps_done == 1 else "are kept"
-    return f"{plural(run.steps_done, 'step')} {are_kept}."
-
-
-# The frame round every page: title of the window, navigation, and a last net for errors.
-
-
 LOGO = Path(__file__).with_name("logo.svg")
 # Streamlit writes what is chosen in the theme's primary colour, which carries white text elsewhere
 # and so is too dark to be read as text on a dark page. Border and line show the choice as well.
@@ -305,3 +127,176 @@ def _is_hidden(entry: Entry, who: ClassRole) -> bool:
     if entry is CLASSROOM:
         return who is not ClassRole.TEACHER
     return entry is NEW_PROBE and who not in permissions.TRUSTED
+
+
+def unreadable(sentence: str) -> None:
+    """The store, an option or an address cannot be used; ``sentence`` says why and what to do."""
+    st.error(escape(sentence))
+
+
+def busy(sentence: str) -> None:
+    """Another program holds the store. The page tries again by itself."""
+    unreadable(sentence)
+    st.caption(f"This page tries again every {TRY_AGAIN_S:g} s.")
+    _try_again()
+
+
+@st.fragment(run_every=TRY_AGAIN_S)
+def _try_again() -> None:
+    """The first time is the page itself; each later one draws it anew."""
+    if st.session_state.get(_TRIED) is True:
+        st.session_state[_TRIED] = False
+        st.rerun(scope="app")
+    st.session_state[_TRIED] = True
+
+
+def broken(page: str) -> None:
+    """A fault of ampscope's own; the traceback is in the terminal, never on the page."""
+    st.error(
+        f"**The page {escape(page)} could not be drawn.** The recorded runs are untouched. "
+        "The terminal that runs the dashboard shows the reason."
+    )
+
+
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """A part of a page: what the store holds of it may be damaged, which one sentence says in its
+    place. The other parts are drawn."""
+    try:
+        yield
+    except StoreBusy:
+        raise  # of the store as a whole
+    except AmpscopeError as error:
+        unreadable(str(error))
+    except Exception:
+        logger.exception("A part of the page failed")
+        st.error(
+            "**This part of the page could not be drawn.** The terminal that runs the dashboard "
+            "shows the reason."
+        )
+
+
+def empty_store() -> None:
+    """Nothing recorded yet."""
+    if not permissions.is_trusted():
+        nothing_recorded("No run is shown to this class yet.", "The teacher shares it.")
+        return
+    st.info(
+        "**No run has been recorded yet.** Start the demo on Home, diagnose a script of yours, or "
+        "record a probe."
+    )
+    with st.container(horizontal=True):
+        st.page_link(links.HOME.file, label="Home")
+        st.page_link(links.DIAGNOSIS.file, label="Diagnosis")
+        st.page_link(links.NEW_PROBE.file, label="New probe")
+
+
+def nothing_recorded(what: str, next_step: str) -> None:
+    """The run is fine but holds no such fact, for example no shadow. Both texts are the page's."""
+    st.info(f"**{escape(what)}** {escape(next_step)}")
+
+
+def no_step_of(run: RunInfo) -> NoReturn:
+    """Other ranks have recorded steps and this one has none. Ends the page."""
+    nothing_recorded(f"Rank {run.spec.rank} has recorded no step.", "Choose another rank above.")
+    st.stop()
+
+
+def no_histograms(run: RunInfo) -> None:
+    """The run holds no histogram: why, and how to get some."""
+    nothing_recorded("This run holds no histograms.", why_no_histograms(run))
+
+
+def no_ops(run: RunInfo) -> None:
+    """What to do instead."""
+    if run.spec.framework != "torch":
+        nothing_recorded(
+            "Single ops are recorded of PyTorch alone.",
+            "Of this framework's layers the dtypes of weights, outputs and gradients are.",
+        )
+        return
+    nothing_recorded(
+        "This watched training was not traced op by op: that is done on demand.",
+        "In the training, run.record_next(reference=True) traces the next step. The ops of a "
+        "failing step are in its capsule (ampscope replay).",
+    )
+
+
+def not_of_a_control(run: RunInfo) -> bool:
+    """Say of a script's control where the histograms are; False for any other run."""
+    if run.spec.kind != "script" or not run.spec.parent:
+        return False
+    if Control(run.spec.control).is_compiled:
+        nothing_recorded(
+            "No kernel was compiled in this run: its code came out of inductor's cache, or another "
+            "backend ran it.",
+            "To see kernels, diagnose with the cache off: "
+            "`TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 ampscope diagnose …`",
+        )
+    else:
+        nothing_recorded(
+            "This run is a control: its losses and failing ops were watched, nothing more.",
+            "Histograms and ops are recorded in the baseline run.",
+        )
+    st.page_link(links.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
+    return True
+
+
+def explain(run: RunInfo) -> None:
+    """Say what state the run is in when that is not plainly finished."""
+    is_watched = run.spec.kind == "watch"
+    if is_watched and run.state.is_active:
+        _watched(run)
+    elif run.state is State.QUEUED:
+        st.info(f"**This probe waits, place {run.place} in the queue.** It starts by itself.")
+    elif run.state is State.RUNNING and run.steps_done == 0:
+        st.info("**This probe has started.** Its first step has not come yet.")
+    elif run.state is State.RUNNING:
+        done, asked = run.steps_done, run.spec.steps
+        st.info(f"**Running: {done:,} of {plural(asked, 'step')}.** This page follows it.")
+    elif run.state is not State.FINISHED:
+        _ended_early(run)
+
+
+def _watched(run: RunInfo) -> None:
+    """The number of steps of a watched training is not known in advance."""
+    if run.steps_done == 0:
+        st.info("**This training is watched.** Its first step has not come yet.")
+    else:
+        so_far = plural(run.steps_done, "step")
+        st.info(f"**Running: {so_far} so far.** This page follows it.")
+
+
+def _ended_early(run: RunInfo) -> None:
+    next_step = (_NEXT_WATCHED if run.spec.kind == "watch" else _NEXT)[run.state]
+    ended = f"**This run {ENDED[run.state]}.** {_reason(run)}"
+    _with_traceback(run, f"{ended}  \n{_kept(run)} {next_step}")
+    if run.spec.kind == "probe" and permissions.is_trusted():
+        again = {"again": run.id}
+        st.page_link(links.NEW_PROBE.file, label="Start it again", query_params=again)
+
+
+def _kept(run: RunInfo) -> str:
+    if run.state is State.LOST:  # its message has said it
+        return ""
+    if run.steps_done == 0:
+        return "No step was recorded."
+    are_kept = "is kept" if run.steps_done == 1 else "are kept"
+    return f"{plural(run.steps_done, 'step')} {are_kept}."
+
+
+def measurement_ended(run: RunInfo) -> None:
+    """Say why a measurement has no result."""
+    _with_traceback(run, f"**This measurement {ENDED[run.state]}.** {_reason(run)}")
+
+
+def _with_traceback(run: RunInfo, text: str) -> None:
+    box = st.error if run.state is State.FAILED else st.warning
+    box(text)
+    if run.traceback:
+        with st.expander("The run's own traceback"):
+            st.code(run.traceback, language=None, wrap_lines=True, height=TRACEBACK_PX)
+
+
+def _reason(run: RunInfo) -> str:
+    return escape(run.message or "No reason was recorded.")

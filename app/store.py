@@ -2,9 +2,8 @@
 
 What a run recorded is kept under (store, run, version): a finished run is read once, one that is
 still written again whenever its version moves. Every function takes the RunInfo that a page holds,
-so the page sees one version throughout. Who may see what: app/permissions.py.
-
-The rows of the runs that the current user may see are read here as well.
+so the page sees one version throughout. The rows of runs come from :mod:`app.run_rows`, and only of
+those runs that the current user may see (app/permissions.py).
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ MAX_ENTRIES = 96  # of about 1 MiB each for one frame of 500 modules
 MAX_FIGURES = 16
 # Steps of a chart that is about 1,000 px wide. Up to so many a run is shown as it was recorded.
 POINTS = 2000
+FAR = 4_000  # how far back a student's list looks for shared runs among the teacher's own
 
 
 def path() -> Path:
@@ -100,19 +100,6 @@ def of_run(
     return cached
 
 
-def drawn(info: RunInfo, name: str, draw: Callable[[], go.Figure]) -> go.Figure:
-    """The figure ``name`` of this version, built once for all browsers; no caller may change it."""
-    permissions.require(permissions.may_see(info), "this run")
-    return _drawn(str(path()), info.id, version(info), name, draw)
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_FIGURES)
-def _drawn(
-    store: str, run_id: str, version: str, name: str, _draw: Callable[[], go.Figure]
-) -> go.Figure:
-    return _draw()
-
-
 @st.cache_data(show_spinner=False, max_entries=MAX_ENTRIES)
 def _read(
     store: str,
@@ -154,6 +141,19 @@ def read_or_damaged(run_id: str, read: Callable[[], T]) -> T:
         ) from error
 
 
+def drawn(info: RunInfo, name: str, draw: Callable[[], go.Figure]) -> go.Figure:
+    """The figure ``name`` of this version, built once for all browsers; no caller may change it."""
+    permissions.require(permissions.may_see(info), "this run")
+    return _drawn(str(path()), info.id, version(info), name, draw)
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_FIGURES)
+def _drawn(
+    store: str, run_id: str, version: str, name: str, _draw: Callable[[], go.Figure]
+) -> go.Figure:
+    return _draw()
+
+
 @of_run
 def steps(
     reader: Reader,
@@ -178,12 +178,6 @@ shadows = of_run(Reader.shadows)
 nonfinite = of_run(Reader.nonfinite)
 results = of_run(Reader.results)
 samples = of_run(Reader.samples)
-
-
-# The rows of the runs that the current user may see: :mod:`app.run_rows` behind the permissions.
-
-
-FAR = 4_000  # how far back a student's list looks for shared runs among the teacher's own
 
 
 def visible_newest(path: Path, limit: int) -> tuple[RunInfo, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.analysis import telemetry
@@ -21,6 +20,11 @@ from app.figures.telemetry import telemetry_figure
 from app.text import duration, escape, percent, size
 
 READ_EVERY_S = 2.0
+SUMMED = 20_000  # all readings of the first half hour; of longer runs the sums are estimates
+INSTRUMENTS_MEMORY = (
+    "A probe's includes its instruments: an fp32 shadow of the model and kept tensors. What the "
+    "training alone takes is measured by ampscope compare."
+)
 
 
 @st.cache_data(ttl=READ_EVERY_S, show_spinner=False)
@@ -42,9 +46,6 @@ def warn_of_unused_gpu() -> None:
         st.warning(escape(sentence))
 
 
-# Sections of the Telemetry page.
-
-
 def show_telemetry(run: RunInfo) -> None:
     """The whole: which device, the sentence, what disturbed it, the chart."""
     by_device, disturbed = sums(run)
@@ -60,24 +61,38 @@ def show_telemetry(run: RunInfo) -> None:
     for text in disturbed:
         st.warning(escape(text))
     if not disturbed:
-        chart.see(UNDISTURBED)
-    _chart(found)
-
-
-def _chart(found: Telemetry) -> None:
-    def drawn() -> go.Figure:
-        return telemetry_figure(found.samples, found.origin, found.at_steps, found.steps)
-
-    figure = store.drawn(found.run, f"telemetry-{found.device}", drawn)
-    name = f"telemetry-{found.device.replace(':', '-')}"
+        chart.see("Nothing was read that would make the times of its steps doubtful.")
+    figure = store.drawn(
+        run,
+        f"telemetry-{device}",
+        lambda: telemetry_figure(found.samples, found.origin, found.at_steps, found.steps),
+    )
+    name = f"telemetry-{device.replace(':', '-')}"
     chart.show(figure, name, lambda: table(found), key="telemetry")
 
 
-# What the Telemetry page knows of one run: readings by device, their sums, and its steps.
+def missing(run: RunInfo) -> tuple[str, str]:
+    """Why a run has no readings, and what to do."""
+    what = "The machine was not read beside this run."
+    if run.spec.kind == "watch":
+        return what, "Beside a watched training it is read on CUDA only."
+    if run.spec.kind == "script" and run.spec.parent:
+        return what, "It is recorded during the baseline run, not during its controls."
+    return what, (
+        "Runs of older versions have no readings, and those under AMPSCOPE_TELEMETRY=0. "
+        "Start it again to have some."
+    )
 
 
-# All readings of the first half hour; of longer runs the sums are estimates.
-SUMMED = 20_000
+@store.of_run
+def sums(
+    reader: Reader, run_id: str
+) -> tuple[dict[str, tuple[telemetry.Usage, dict[str, float]]], tuple[str, ...]]:
+    """Of every device its usage and what held it back; sentences on what disturbed the run."""
+    samples = reader.samples(run_id, SUMMED)
+    own = telemetry.by_device(samples).items()
+    by_name = {name: (telemetry.usage(s), telemetry.held_back(s)) for name, s in own}
+    return by_name, telemetry.spoiled(samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +113,6 @@ class Telemetry:
         return self.run.started or self.samples[0].at
 
 
-@store.of_run
-def sums(
-    reader: Reader, run_id: str
-) -> tuple[dict[str, tuple[telemetry.Usage, dict[str, float]]], tuple[str, ...]]:
-    """Of every device its usage and what held it back; sentences on what disturbed the run."""
-    samples = reader.samples(run_id, SUMMED)
-    own = telemetry.by_device(samples).items()
-    by_name = {name: (telemetry.usage(s), telemetry.held_back(s)) for name, s in own}
-    return by_name, telemetry.spoiled(samples)
-
-
 def read(run: RunInfo, device: str) -> Telemetry:
     """``device`` is one of those in :func:`sums`."""
     samples = telemetry.by_device(store.samples(run, store.POINTS))[device]
@@ -116,22 +120,6 @@ def read(run: RunInfo, device: str) -> Telemetry:
     used, held = sums(run)[0][device]
     at_steps = telemetry.steps_at(samples, steps)
     return Telemetry(run, device, samples, steps, at_steps, used, held)
-
-
-def table(found: Telemetry) -> pd.DataFrame:
-    """Every reading of the device, none left out; beside it the time since the run's start and the
-    step under way."""
-    samples = telemetry.by_device(store.samples(found.run))[found.device]
-    frame = pd.DataFrame(samples)
-    frame.insert(2, "seconds", frame["at"] - found.origin)
-    frame.insert(3, "step", pd.Series(telemetry.steps_at(samples, found.steps), dtype="Int64"))
-    return frame
-
-
-# The Telemetry page in words: one sentence per device, key figures, why there is nothing.
-
-
-UNDISTURBED = "Nothing was read that would make the times of its steps doubtful."
 
 
 def answer(found: Telemetry) -> str:
@@ -156,12 +144,6 @@ def _gpu(used: Usage) -> str:
     parts += [f"at {used.power_w:,.0f} W"] if used.power_w is not None else []
     parts += [f"and {used.clock_mhz:,.0f} MHz"] if used.clock_mhz is not None else []
     return " ".join(parts)
-
-
-INSTRUMENTS_MEMORY = (
-    "A probe's includes its instruments: an fp32 shadow of the model and kept tensors. What the "
-    "training alone takes is measured by ampscope compare."
-)
 
 
 def key_figures(found: Telemetry) -> list[KeyFigure]:
@@ -203,18 +185,15 @@ def _clock(found: Telemetry) -> KeyFigure:
     return KeyFigure("Clock", f"{used.clock_mhz:,.0f} MHz", f"{what} Held back: {held or 'never'}.")
 
 
-def missing(run: RunInfo) -> tuple[str, str]:
-    """Why a run has no readings, and what to do."""
-    what = "The machine was not read beside this run."
-    if run.spec.kind == "watch":
-        return what, "Beside a watched training it is read on CUDA only."
-    if run.spec.kind == "script" and run.spec.parent:
-        return what, "It is recorded during the baseline run, not during its controls."
-    return what, (
-        "Runs of older versions have no readings, and those under AMPSCOPE_TELEMETRY=0. "
-        "Start it again to have some."
-    )
-
-
 def _percent(value: float | None) -> str:
     return "not readable" if value is None else f"{value:.1f} %"
+
+
+def table(found: Telemetry) -> pd.DataFrame:
+    """Every reading of the device, none left out; beside it the time since the run's start and the
+    step under way."""
+    samples = telemetry.by_device(store.samples(found.run))[found.device]
+    frame = pd.DataFrame(samples)
+    frame.insert(2, "seconds", frame["at"] - found.origin)
+    frame.insert(3, "step", pd.Series(telemetry.steps_at(samples, found.steps), dtype="Int64"))
+    return frame

@@ -1,4 +1,6 @@
-"""The page Zoo: its list, what the newest diagnosis says of each script, and its sentences."""
+"""The page Zoo: every case with its source, its faulty script and its healthy twin, and what the
+newest diagnosis in the store says of each script.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,6 @@ from app.runs import diagnoses, run_page
 from app.runs.diagnoses import Case
 from app.text import cut, escape, plural, share
 
-# The Zoo page's list: every case with its source, its faulty script and its healthy twin.
-
-
-def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
-    """The sentence and the key figures."""
-    chart.sentence(answer(rows))
-    chart.key_figures(figures(rows, healthy))
-    chart.see(
-        "Each case rebuilds a failure that a user reported in public, as a script of its own. "
-        "Its healthy twin differs in the fault alone, and must raise no alarm. A diagnosis takes "
-        "about half a minute."
-    )
-
-
 TABLE_PX = 430  # a dozen rows; the rest is scrolled to
 WIDTHS = {
     "Case": 50,
@@ -47,9 +35,83 @@ WIDTHS = {
     "Healthy twin": 95,
 }
 ALL, NOT_YET, EXPECTED, OTHERWISE = FILTERS = ("all", "not diagnosed", "as expected", "otherwise")
+NO_FAULT = "no_fault"
+_FOLDER = ("zoo", "scripts")  # a store may come from another place where ampscope is installed
 
 
-def show_cases(rows: Sequence[Row]) -> None:
+def follow(rows: Sequence[ZooCase], healthy: Sequence[ScriptResult]) -> None:
+    """Draw the page anew while something is being diagnosed."""
+    all_results = [*(r.faulty for r in rows), *(r.twin for r in rows if r.twin), *healthy]
+    if any(r.stage is ScriptStage.RUNNING for r in all_results):
+        st.fragment(_look_again, run_every=run_page.FOLLOW_EVERY_S)([r.stage for r in all_results])
+
+
+def _look_again(stages: list[ScriptStage]) -> None:
+    now = rows()
+    results = [*(r.faulty for r in now), *(r.twin for r in now if r.twin), *healthy_scripts()]
+    if [r.stage for r in results] != stages:
+        st.rerun(scope="app")
+
+
+def show_overview(rows: Sequence[ZooCase], healthy: Sequence[ScriptResult]) -> None:
+    """The sentence and the key figures."""
+    chart.sentence(answer(rows))
+    chart.key_figures(figures(rows, healthy))
+    chart.see(
+        "Each case rebuilds a failure that a user reported in public, as a script of its own. "
+        "Its healthy twin differs in the fault alone, and must raise no alarm. A diagnosis takes "
+        "about half a minute."
+    )
+
+
+def answer(rows: Sequence[ZooCase]) -> str:
+    """How the diagnoses so far compare with what was expected."""
+    done = [r for r in rows if r.faulty.stage is ScriptStage.DONE]
+    if not done:
+        return f"{plural(len(rows), 'real failure')}, none of them diagnosed on this machine yet."
+    right = sum(r.is_right for r in done)
+    return (
+        f"{len(done)} of {plural(len(rows), 'case')} diagnosed; the expected cause came first in "
+        f"{right} of {len(done)}."
+    )
+
+
+def figures(rows: Sequence[ZooCase], healthy: Sequence[ScriptResult]) -> list[KeyFigure]:
+    """Each with its base, and a word where there is none yet."""
+    done = [r for r in rows if r.faulty.stage is ScriptStage.DONE]
+    modules = [r for r in done if r.is_module_right is not None]
+    fixes = [r for r in done if r.answer.appliable]
+    twins = [t for r in rows if (t := r.twin) is not None] + list(healthy)
+    judged = [t for t in twins if t.stage is ScriptStage.DONE]
+    return [
+        KeyFigure(
+            "Expected cause first",
+            _part(sum(r.is_right for r in done), len(done)),
+            "Of the cases that were diagnosed",
+        ),
+        KeyFigure(
+            "Right module",
+            _part(sum(bool(r.is_module_right) for r in modules), len(modules)),
+            "Of those that have a module to blame",
+        ),
+        KeyFigure(
+            "Fix verified",
+            _part(sum(bool(r.faulty.cured) for r in fixes), len(fixes)),
+            "Of those whose fix ampscope can apply by itself",
+        ),
+        KeyFigure(
+            "False alarms",
+            _part(sum(t.found != NO_FAULT for t in judged), len(judged)),
+            "Healthy scripts in which a fault was named",
+        ),
+    ]
+
+
+def _part(part: int, whole: int) -> str:
+    return share(part, whole).partition(",")[0] if whole else "none yet"
+
+
+def show_cases(rows: Sequence[ZooCase]) -> None:
     """The table with what is looked for, and the one case that is opened."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         wanted = links.find("case", "A case, a cause, a project").lower()
@@ -92,24 +154,7 @@ def _open_chosen(ids: Sequence[str]) -> None:
         links.keep("opened", ids[chosen[0]])
 
 
-def _found_as(row: Row) -> str:
-    if row.faulty.stage is not Stage.DONE:
-        return NOT_YET
-    return EXPECTED if row.is_right else OTHERWISE
-
-
-def _stage(result: Result) -> str:
-    return "not yet" if result.stage is Stage.NOT_YET else str(result.stage)
-
-
-def _found(row: Row) -> str:
-    if row.faulty.stage is not Stage.DONE:
-        return _stage(row.faulty)
-    is_expected = row.faulty.found == row.answer.cause
-    return EXPECTED if is_expected else title(row.faulty.found)
-
-
-def list_table(rows: Sequence[Row]) -> pd.DataFrame:
+def list_table(rows: Sequence[ZooCase]) -> pd.DataFrame:
     """A row for each case, as the page shows it."""
     fixes = {True: "verified", False: "none worked", None: ""}
     return pd.DataFrame(
@@ -121,7 +166,7 @@ def list_table(rows: Sequence[Row]) -> pd.DataFrame:
             "Fix": [fixes[r.faulty.cured] for r in rows],
             "Healthy twin": [
                 ("no fault" if r.twin.found == NO_FAULT else title(r.twin.found))
-                if r.twin and r.twin.stage is Stage.DONE
+                if r.twin and r.twin.stage is ScriptStage.DONE
                 else (_stage(r.twin) if r.twin else "none")
                 for r in rows
             ],
@@ -129,23 +174,24 @@ def list_table(rows: Sequence[Row]) -> pd.DataFrame:
     )
 
 
-def show_healthy(results: Sequence[Result]) -> None:
-    """Scripts that only look suspicious."""
-    if not results:
-        return
-    with chart.details(f"Further healthy scripts ({len(results)})"):
-        for result in results:
-            _script(result.script, result, healthy_result(result))
+def _found_as(row: ZooCase) -> str:
+    if row.faulty.stage is not ScriptStage.DONE:
+        return NOT_YET
+    return EXPECTED if row.is_right else OTHERWISE
 
 
-def follow(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
-    """Draw the page anew while something is being diagnosed."""
-    all_results = [*(r.faulty for r in rows), *(r.twin for r in rows if r.twin), *healthy]
-    if any(r.stage is Stage.RUNNING for r in all_results):
-        st.fragment(_look_again, run_every=run_page.FOLLOW_EVERY_S)([r.stage for r in all_results])
+def _stage(result: ScriptResult) -> str:
+    return "not yet" if result.stage is ScriptStage.NOT_YET else str(result.stage)
 
 
-def case_table(rows: Sequence[Row]) -> pd.DataFrame:
+def _found(row: ZooCase) -> str:
+    if row.faulty.stage is not ScriptStage.DONE:
+        return _stage(row.faulty)
+    is_expected = row.faulty.found == row.answer.cause
+    return EXPECTED if is_expected else title(row.faulty.found)
+
+
+def case_table(rows: Sequence[ZooCase]) -> pd.DataFrame:
     """What the list shows, for download."""
     return pd.DataFrame(
         {
@@ -163,7 +209,20 @@ def case_table(rows: Sequence[Row]) -> pd.DataFrame:
     )
 
 
-def _case(row: Row) -> None:
+def _searched(row: ZooCase) -> str:
+    answer = row.answer
+    words = (
+        answer.id,
+        answer.cause,
+        title(answer.cause),
+        answer.source,
+        answer.script,
+        answer.note,
+    )
+    return " ".join(words).lower()
+
+
+def _case(row: ZooCase) -> None:
     with st.container(border=True, gap="xsmall"):
         st.markdown(f"**{escape(row.answer.id)} · {escape(title(row.answer.cause))}**")
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -183,7 +242,7 @@ def _case(row: Row) -> None:
                 _script("Healthy twin", row.twin, healthy_result(row.twin))
 
 
-def _script(name: str, result: Result, text: str) -> None:
+def _script(name: str, result: ScriptResult, text: str) -> None:
     st.markdown(f"**{escape(name)}.** {escape(text)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         _button(result)
@@ -191,7 +250,7 @@ def _script(name: str, result: Result, text: str) -> None:
             links.link(links.DIAGNOSIS, "Open the diagnosis", run=result.head.id)
 
 
-def _button(result: Result) -> None:
+def _button(result: ScriptResult) -> None:
     if not permissions.is_trusted():
         return
     busy = diagnoses.busy_with()
@@ -199,7 +258,7 @@ def _button(result: Result) -> None:
     clicked = st.button(
         "Diagnose again" if again else "Diagnose",
         key=f"zoo-{result.script}",
-        disabled=bool(busy) or result.stage is Stage.RUNNING,
+        disabled=bool(busy) or result.stage is ScriptStage.RUNNING,
         help=escape(result.script) + ("; one diagnosis at a time" if busy else ""),
     )
     if clicked:
@@ -211,34 +270,45 @@ def _button(result: Result) -> None:
             st.rerun()
 
 
-def _searched(row: Row) -> str:
-    answer = row.answer
-    words = (
-        answer.id,
-        answer.cause,
-        title(answer.cause),
-        answer.source,
-        answer.script,
-        answer.note,
-    )
-    return " ".join(words).lower()
+def faulty_result(row: ZooCase) -> str:
+    """Found beside expected, in one line."""
+    result = row.faulty
+    if result.stage is not ScriptStage.DONE:
+        return _unfinished(result)
+    module = f" in {result.module}" if result.module else ""
+    judged = "as expected" if row.is_right else f"expected: {title(row.answer.cause)}"
+    if not row.is_right and result.found in row.answer.accept:
+        judged = f"accepted too; {judged}"
+    if row.is_module_right is False:
+        judged += f", in {row.answer.module}"
+    fix = {True: " Fix verified.", False: " No fix worked.", None: ""}[result.cured]
+    return f"Found: {title(result.found)}{module} ({judged}).{fix}"
 
 
-def _look_again(stages: list[Stage]) -> None:
-    now = rows()
-    results = [*(r.faulty for r in now), *(r.twin for r in now if r.twin), *healthy_scripts()]
-    if [r.stage for r in results] != stages:
-        st.rerun(scope="app")
+def healthy_result(result: ScriptResult) -> str:
+    """A healthy script's verdict."""
+    if result.stage is not ScriptStage.DONE:
+        return _unfinished(result)
+    if result.found == NO_FAULT:
+        return "Found: no fault (as expected)."
+    return f"False alarm: {title(result.found)}."
 
 
-# The zoo's cases, and for each of its scripts what the newest diagnosis in the store says.
+def _unfinished(result: ScriptResult) -> str:
+    text = result.stage.capitalize()
+    return f"{text}: {result.problem}" if result.problem else f"{text}."
 
 
-NO_FAULT = "no_fault"
-_FOLDER = ("zoo", "scripts")  # a store may come from another place where ampscope is installed
+def show_healthy(results: Sequence[ScriptResult]) -> None:
+    """Scripts that only look suspicious."""
+    if not results:
+        return
+    with chart.details(f"Further healthy scripts ({len(results)})"):
+        for result in results:
+            _script(result.script, result, healthy_result(result))
 
 
-class Stage(StrEnum):
+class ScriptStage(StrEnum):
     """How far one script's diagnosis is."""
 
     NOT_YET = "not diagnosed yet"
@@ -248,11 +318,11 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScriptResult:
     """What is known of one script. ``found`` is a cause, no_fault or inconclusive."""
 
     script: str
-    stage: Stage
+    stage: ScriptStage
     head: RunInfo | None = None
     found: str = ""
     module: str | None = None
@@ -261,12 +331,12 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ZooCase:
     """One case: the script with the fault, and its healthy twin."""
 
     answer: Answer
-    faulty: Result
-    twin: Result | None
+    faulty: ScriptResult
+    twin: ScriptResult | None
 
     @property
     def is_right(self) -> bool:
@@ -279,16 +349,79 @@ class Row:
         return None if self.answer.module is None else self.faulty.module == self.answer.module
 
 
-def rows() -> list[Row]:
+def rows() -> list[ZooCase]:
     """Every case in the order of the answers."""
     read = _Diagnoses()
-    return [Row(a, read.result(a.script), read.result(a.twin) if a.twin else None) for a in ANSWERS]
+    return [
+        ZooCase(a, read.result(a.script), read.result(a.twin) if a.twin else None) for a in ANSWERS
+    ]
 
 
-def healthy_scripts() -> list[Result]:
+def healthy_scripts() -> list[ScriptResult]:
     """Further scripts without a fault, which have no faulty twin."""
     read = _Diagnoses()
     return [read.result(name) for name in HEALTHY]
+
+
+class _Diagnoses:
+    """One look at the store for all scripts."""
+
+    def __init__(self) -> None:
+        # What a file brought may say anything, under any script's name.
+        self.runs = [run for run in diagnoses.recorded_runs() if not run.spec.imported]
+        self.groups: dict[str, list[RunInfo]] = {}
+        for run in self.runs:
+            self.groups.setdefault(run.spec.group, []).append(run)
+        self.newest: dict[str, RunInfo] = {}
+        heads = diagnoses.group_heads(self.runs)
+        for head in (h for h in heads if h.spec.control == BASELINE):
+            self.newest.setdefault(_zoo_name(head.spec.workload), head)
+
+    def result(self, script: str) -> ScriptResult:
+        head = self.newest.get(script)
+        if head is None:
+            return ScriptResult(script, _stage_without_run(script), problem=_problem(script))
+        group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
+        try:
+            return _result(script, diagnoses.read_case(head, group))
+        except AmpscopeError as error:  # one damaged diagnosis hides no other
+            return ScriptResult(script, ScriptStage.COULD_NOT_RUN, head, problem=str(error))
+
+
+def _result(script: str, case: Case) -> ScriptResult:
+    if case.is_moving or case.report is None:
+        return ScriptResult(script, ScriptStage.RUNNING, case.head)
+    report, baseline = case.report, diagnoses.observed(case.run_of("as_is") or case.head)
+    problem = could_not_run(report, baseline)
+    if problem:
+        return ScriptResult(script, ScriptStage.COULD_NOT_RUN, case.head, problem=problem)
+    findings = report.diagnosis.findings
+    was_compared = "fp32" in report.control_symptoms
+    word = report.diagnosis.verdict if was_compared else "inconclusive"
+    return ScriptResult(
+        script,
+        ScriptStage.DONE,
+        case.head,
+        found=findings[0].cause if findings else word,
+        module=findings[0].verdict.module if findings else None,
+        cured=fix_words.verified(report),
+    )
+
+
+def _stage_without_run(script: str) -> ScriptStage:
+    if diagnoses.job_is_running(str(script_path(script))):
+        return ScriptStage.RUNNING
+    return ScriptStage.COULD_NOT_RUN if _problem(script) else ScriptStage.NOT_YET
+
+
+def _problem(script: str) -> str:
+    return diagnoses.job_problem(str(script_path(script)))
+
+
+def _zoo_name(workload: str) -> str:
+    """File name of a zoo's script, else an empty text."""
+    path = PurePath(workload)
+    return path.name if path.parts[-3:-1] == _FOLDER else ""
 
 
 def start(script: str) -> None:
@@ -307,143 +440,3 @@ def title(cause: str) -> str:
     if cause == "inconclusive":
         return "Undetermined"
     return CAUSES[cause].titled if cause in CAUSES else cause
-
-
-class _Diagnoses:
-    """One look at the store for all scripts."""
-
-    def __init__(self) -> None:
-        # What a file brought may say anything, under any script's name.
-        self.runs = [run for run in diagnoses.recorded_runs() if not run.spec.imported]
-        self.groups: dict[str, list[RunInfo]] = {}
-        for run in self.runs:
-            self.groups.setdefault(run.spec.group, []).append(run)
-        self.newest: dict[str, RunInfo] = {}
-        heads = diagnoses.group_heads(self.runs)
-        for head in (h for h in heads if h.spec.control == BASELINE):
-            self.newest.setdefault(_zoo_name(head.spec.workload), head)
-
-    def result(self, script: str) -> Result:
-        head = self.newest.get(script)
-        if head is None:
-            return Result(script, _stage_without_run(script), problem=_problem(script))
-        group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
-        try:
-            return _result(script, diagnoses.read_case(head, group))
-        except AmpscopeError as error:  # one damaged diagnosis hides no other
-            return Result(script, Stage.COULD_NOT_RUN, head, problem=str(error))
-
-
-def _result(script: str, case: Case) -> Result:
-    if case.is_moving or case.report is None:
-        return Result(script, Stage.RUNNING, case.head)
-    report, baseline = case.report, diagnoses.observed(case.run_of("as_is") or case.head)
-    problem = could_not_run(report, baseline)
-    if problem:
-        return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)
-    findings = report.diagnosis.findings
-    was_compared = "fp32" in report.control_symptoms
-    word = report.diagnosis.verdict if was_compared else "inconclusive"
-    return Result(
-        script,
-        Stage.DONE,
-        case.head,
-        found=findings[0].cause if findings else word,
-        module=findings[0].verdict.module if findings else None,
-        cured=fix_words.verified(report),
-    )
-
-
-def _stage_without_run(script: str) -> Stage:
-    if diagnoses.job_is_running(str(script_path(script))):
-        return Stage.RUNNING
-    return Stage.COULD_NOT_RUN if _problem(script) else Stage.NOT_YET
-
-
-def _problem(script: str) -> str:
-    return diagnoses.job_problem(str(script_path(script)))
-
-
-def _zoo_name(workload: str) -> str:
-    """File name of a zoo's script, else an empty text."""
-    path = PurePath(workload)
-    return path.name if path.parts[-3:-1] == _FOLDER else ""
-
-
-# Sentences of the Zoo page.
-
-
-def answer(rows: Sequence[Row]) -> str:
-    """How the diagnoses so far compare with what was expected."""
-    done = [r for r in rows if r.faulty.stage is Stage.DONE]
-    if not done:
-        return f"{plural(len(rows), 'real failure')}, none of them diagnosed on this machine yet."
-    right = sum(r.is_right for r in done)
-    return (
-        f"{len(done)} of {plural(len(rows), 'case')} diagnosed; the expected cause came first in "
-        f"{right} of {len(done)}."
-    )
-
-
-def figures(rows: Sequence[Row], healthy: Sequence[Result]) -> list[KeyFigure]:
-    """Each with its base, and a word where there is none yet."""
-    done = [r for r in rows if r.faulty.stage is Stage.DONE]
-    modules = [r for r in done if r.is_module_right is not None]
-    fixes = [r for r in done if r.answer.appliable]
-    twins = [t for r in rows if (t := r.twin) is not None] + list(healthy)
-    judged = [t for t in twins if t.stage is Stage.DONE]
-    return [
-        KeyFigure(
-            "Expected cause first",
-            _part(sum(r.is_right for r in done), len(done)),
-            "Of the cases that were diagnosed",
-        ),
-        KeyFigure(
-            "Right module",
-            _part(sum(bool(r.is_module_right) for r in modules), len(modules)),
-            "Of those that have a module to blame",
-        ),
-        KeyFigure(
-            "Fix verified",
-            _part(sum(bool(r.faulty.cured) for r in fixes), len(fixes)),
-            "Of those whose fix ampscope can apply by itself",
-        ),
-        KeyFigure(
-            "False alarms",
-            _part(sum(t.found != NO_FAULT for t in judged), len(judged)),
-            "Healthy scripts in which a fault was named",
-        ),
-    ]
-
-
-def faulty_result(row: Row) -> str:
-    """Found beside expected, in one line."""
-    result = row.faulty
-    if result.stage is not Stage.DONE:
-        return _unfinished(result)
-    module = f" in {result.module}" if result.module else ""
-    judged = "as expected" if row.is_right else f"expected: {title(row.answer.cause)}"
-    if not row.is_right and result.found in row.answer.accept:
-        judged = f"accepted too; {judged}"
-    if row.is_module_right is False:
-        judged += f", in {row.answer.module}"
-    fix = {True: " Fix verified.", False: " No fix worked.", None: ""}[result.cured]
-    return f"Found: {title(result.found)}{module} ({judged}).{fix}"
-
-
-def healthy_result(result: Result) -> str:
-    """A healthy script's verdict."""
-    if result.stage is not Stage.DONE:
-        return _unfinished(result)
-    if result.found == NO_FAULT:
-        return "Found: no fault (as expected)."
-    return f"False alarm: {title(result.found)}."
-
-
-def _unfinished(result: Result) -> str:
-    text = result.stage.capitalize()
-    return f"{text}: {result.problem}" if result.problem else f"{text}."
-
-
-def _part(part: int, whole: int) -> str:
-    return share(part, whole).partition(",")[0] if whole else "none yet"

@@ -9,7 +9,7 @@ st.title("Batch size", anchor=False)
 links.show_section("This machine")
 run = measurements.open_measurement("batch")
 if run is not None:
-    with states.part():
+    with states.contained():
         compare.show_batches(run)
 elif not measurements.of_kind("batch"):
     states.nothing_recorded(

@@ -9,7 +9,7 @@ st.title("Compare", anchor=False)
 links.show_section("This machine")
 run = measurements.open_measurement("compare")
 if run is not None:
-    with states.part():
+    with states.contained():
         compare.show_comparison(run)
 elif not measurements.of_kind("compare"):
     states.nothing_recorded(

@@ -15,20 +15,20 @@ if not diagnosis.show_verdict(case, report, baseline):
     st.stop()
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
-    with states.part():
+    with states.contained():
         diagnosis.show_fix(case, report)
-    with states.part():
+    with states.contained():
         diagnosis.show_chain(report, baseline)
-with states.part():
+with states.contained():
     diagnosis.show_controls(case, report)
-with states.part():
+with states.contained():
     diagnosis.show_compiled(case)
 if found is not None:
-    with states.part():
+    with states.contained():
         diagnosis.show_evidence(case, found)
-with states.part():
+with states.contained():
     diagnosis.show_measurements(case, found.verdict.step if found is not None else None)
-with states.part():
+with states.contained():
     diagnosis.show_other_findings(report)
-with states.part():
+with states.contained():
     diagnosis.show_rules(report, case.head.id)

@@ -2,19 +2,20 @@
 
 import streamlit as st
 
-from app import gradients, states
+from app import states
+from app.gradients import frames, page
 from app.runs import run_page
 
 run = run_page.open_run("Gradients")
 ranks = run_page.pick(run, may_merge=True)
-roles = gradients.recorded_roles(ranks)
+roles = frames.recorded_roles(ranks)
 if not roles:
     if not states.not_of_a_control(run):
         states.no_histograms(run)
     st.stop()
 left, right = st.columns([2, 5])
 with left:
-    role = gradients.pick_role(roles)
+    role = page.pick_role(roles)
 with right:
-    fmt = gradients.pick_format(ranks[0])
-gradients.show_role(ranks, role, fmt)
+    fmt = page.pick_format(ranks[0])
+page.show_role(ranks, role, fmt)

@@ -10,7 +10,7 @@ links.show_section("This machine")
 report = telemetry.machine_report()
 answer = st.container()
 hardware.draw_sentence(report)
-with states.part():
+with states.contained():
     hardware.draw_bench(report, answer)
 
 st.subheader("Now", anchor=False)

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from app import home, telemetry
+from app import home, run_list, telemetry
 from app.learn import prediction
 from app.runs import diagnoses
 
 st.title("Home", anchor=False)
 telemetry.machine_line()
-runs = home.listed_runs()
+runs = run_list.listed_runs()
 home.show_doors(is_empty=not runs, ask_lesson=prediction.click)
 if not home.follow() and (runs or diagnoses.busy_with()):
     home.show_newest(runs)

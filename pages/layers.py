@@ -9,7 +9,7 @@ run = run_page.open_run("Layers")
 shown, kernels = layers.choose_ops(run), layers.kernels_of(run)
 if not shown.modules:
     if kernels:
-        with states.part():
+        with states.contained():
             layers.show_kernels(kernels)
     elif not states.not_of_a_control(run):
         states.nothing_recorded(
@@ -24,18 +24,18 @@ if not shown.all_ops:
         "The ops of this run were not traced.",
         "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
     )
-with states.part():
+with states.contained():
     layers.show_overview(run, shown)
-with states.part():
+with states.contained():
     layers.show_flops(shown)
-with states.part():
+with states.contained():
     layers.show_tree(shown)
-with states.part():
+with states.contained():
     layers.show_module(run, shown)
-with states.part():
+with states.contained():
     layers.show_fp32(run, shown)
-with states.part():
+with states.contained():
     layers.show_casts(shown)
 if kernels:
-    with states.part():
+    with states.contained():
         layers.show_kernels(kernels)

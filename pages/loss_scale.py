@@ -8,13 +8,13 @@ run = run_page.open_run("Loss scale")
 found = loss_scale.read(run)
 if not found.steps:
     states.no_step_of(run)
-with states.part():
+with states.contained():
     loss_scale.show_overview(found)
-with states.part():
+with states.contained():
     loss_scale.show_trajectory(found)
-with states.part():
+with states.contained():
     loss_scale.show_skips(run, found)
-with states.part():
+with states.contained():
     loss_scale.draw_lab(run, found)
-with states.part():
+with states.contained():
     loss_scale.draw_windows(run)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import home
+from app import run_list
 
 st.title("Runs", anchor=False)
-home.show_all()
+run_list.show_all()

@@ -4,7 +4,7 @@ from app import source, states
 from app.runs import run_page
 
 run = run_page.open_run("Source")
-with states.part():
+with states.contained():
     found = source.read(run)
     if found is not None:
         source.show_file(found)

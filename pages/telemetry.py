@@ -5,5 +5,5 @@ from app.runs import run_page
 
 run = run_page.open_run("Telemetry")
 (run,) = run_page.pick(run, may_merge=False)
-with states.part():
+with states.contained():
     telemetry.show_telemetry(run)

@@ -9,7 +9,7 @@ st.title("Tensor Cores", anchor=False)
 links.show_section("This machine")
 run = measurements.open_measurement("cores")
 if run is not None:
-    with states.part():
+    with states.contained():
         cores.show_step(run)
     with chart.details("Measure another step"):
         cores.show_form()

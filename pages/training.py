@@ -7,18 +7,18 @@ run = run_page.open_run("Training")
 ranks = run_page.ranks_of(run)
 if len(ranks) > 1:
     found = training.read_ranks(ranks)
-    with states.part():
+    with states.contained():
         training.show_ranks(found)
 else:
     found = [training.read(run)]
-    with states.part():
+    with states.contained():
         training.show_overview(found[0])
-with states.part():
+with states.contained():
     training.show_alarms(found)
-with states.part():
+with states.contained():
     training.show_capsules(found)
 (one,) = run_page.pick(run, may_merge=False)
-with states.part():
+with states.contained():
     training.show_curves(next(t for t in found if t.run.id == one.id))
-with states.part():
+with states.contained():
     training.show_reports(found)

@@ -13,11 +13,11 @@ if second is None:
     )
 else:
     both = two_runs.read(run, second)
-    with states.part():
+    with states.contained():
         two_runs.show_overview(both)
-    with states.part():
+    with states.contained():
         two_runs.show_difference(both)
-    with states.part():
+    with states.contained():
         values = two_runs.pick_values(both)
         found = two_runs.show_modules(both, values)
         if values is not None:

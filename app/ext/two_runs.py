@@ -24,11 +24,12 @@ from ampscope.records import OP_STEP, Frame, Role, RunInfo, ShadowRecord, StepRe
 from ampscope.report.contents.shared import format_of
 from ampscope.report.palette import MEASURE, OVERFLOW
 from ampscope.store.reader import Reader
-from app import chart, gradients, links, states, store
+from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import mirrored_bars
 from app.figures.training import Curve, paired_curves
-from app.gradients import ROLE_NAMES
+from app.gradients.frames import ROLE_NAMES
+from app.gradients.page import bins_table, pick_role
 from app.runs import run_page
 from app.runs.module_names import name_of
 from app.text import cut, percent, plural
@@ -189,7 +190,7 @@ def pick_values(both: Both) -> Values | None:
         return None
     left, right = st.columns([2, 5], vertical_alignment="bottom")
     with left:
-        role = gradients.pick_role(list(common))
+        role = pick_role(list(common))
     with right:
         step = links.slide("Step", "both_step", common[role])
     frames = [store.frame(run, role, step) for run in both.runs]
@@ -344,7 +345,7 @@ def show_module(both: Both, values: Values, found: Sequence[Pair]) -> None:
     chart.show(
         figure,
         "two-histograms",
-        lambda: gradients.bins_table(labels, np.stack(rows), shifts),
+        lambda: bins_table(labels, np.stack(rows), shifts),
         key="two-histograms",
     )
 

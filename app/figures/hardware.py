@@ -31,6 +31,13 @@ SYMBOLS = {
     "int8": "square-open",
     "e4m3": "star",
 }
+ALIGNMENT_HEIGHT, COLUMNS = 584, 2
+MARGIN_PX, TITLE_PX = 88, 24
+DASHES = {"": "solid", "NCHW": "dot", "channels_last": "solid"}
+HEIGHT_PX = 460
+ROOFLINE_SYMBOLS = {"used": "circle", "not used": "x", "unknown": "diamond-open"}
+DOT_PX = 11
+MARGIN = 1.6  # room beside the outermost dot, a factor on a log axis
 
 
 def rates_figure(rates: Sequence[Rate], vendor: VendorFigures | None) -> go.Figure:
@@ -118,16 +125,9 @@ def _peaks(vendor: VendorFigures, dtypes: Sequence[str], ends: tuple[int, int]) 
     ]
 
 
-# Rates at 8n + {0, 1, 2, 4}: a panel per dimension; full marks at multiples of 8, hollow beside.
-
-
-ALIGNMENT_HEIGHT, COLUMNS = 584, 2
-MARGIN_PX, TITLE_PX = 88, 24
-DASHES = {"": "solid", "NCHW": "dot", "channels_last": "solid"}
-
-
 def alignment_figure(rates: Sequence[Rate]) -> go.Figure:
-    """From zero upwards, so that a small cost looks small."""
+    """Rates at 8n + {0, 1, 2, 4}: a panel per dimension; full marks at multiples of 8, hollow
+    beside. From zero upwards, so that a small cost looks small."""
     done = [r for r in rates if r.series in DIMENSIONS and r.timing is not None]
     shown = [series for series in DIMENSIONS if any(r.series == series for r in done)]
     rows = max(1, -(-len(shown) // COLUMNS))
@@ -208,19 +208,6 @@ def _is_even(rate: Rate) -> bool:
     return position(rate) % STEP == 0
 
 
-# A roofline: what each matmul reaches over how much it computes for each byte, under the ceilings
-# that were measured in the same run.
-#
-# Colour is the dtype, symbol the verdict; the legend names both, so neither stands alone. Equal
-# matmuls of several layers lie on one spot and are one dot.
-
-
-HEIGHT_PX = 460
-ROOFLINE_SYMBOLS = {"used": "circle", "not used": "x", "unknown": "diamond-open"}
-DOT_PX = 11
-MARGIN = 1.6  # room beside the outermost dot, a factor on a log axis
-
-
 @dataclass(frozen=True, slots=True)
 class Dot:
     """One matmul; rates in FLOP/s at the median and the quartiles of its times."""
@@ -235,21 +222,20 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
+class RooflineCeiling:
     """A flat line."""
 
     dtype: str
     flops_s: float
 
 
-def unit(dots: Sequence[Dot], ceilings: Sequence[Ceiling]) -> tuple[str, float]:
-    """(name, FLOP/s) of the y axis, by the highest that is drawn."""
-    highest = max([d.flops_s for d in dots] + [c.flops_s for c in ceilings], default=0.0)
-    return ("TFLOP/s", 1e12) if highest >= 1e12 else ("GFLOP/s", 1e9)
-
-
-def roofline(dots: Sequence[Dot], ceilings: Sequence[Ceiling], bytes_s: float | None) -> go.Figure:
-    """``bytes_s`` of a copy is the slope on the left; None leaves it out."""
+def roofline(
+    dots: Sequence[Dot], ceilings: Sequence[RooflineCeiling], bytes_s: float | None
+) -> go.Figure:
+    """What each matmul reaches over how much it computes for each byte, under the ceilings that
+    were measured in the same run. Colour is the dtype, symbol the verdict; the legend names both,
+    so neither stands alone. Equal matmuls of several layers lie on one spot and are one dot.
+    ``bytes_s`` of a copy is the slope on the left; None leaves it out."""
     figure = go.Figure()
     name, scale = unit(dots, ceilings)
     first, last = _range(dots, ceilings, bytes_s)
@@ -274,6 +260,12 @@ def roofline(dots: Sequence[Dot], ceilings: Sequence[Ceiling], bytes_s: float | 
     figure.update_xaxes(type="log", tickformat="~g", dtick="D2")
     figure.update_yaxes(type="log", tickformat="~g", dtick="D2")
     return figure
+
+
+def unit(dots: Sequence[Dot], ceilings: Sequence[RooflineCeiling]) -> tuple[str, float]:
+    """(name, FLOP/s) of the y axis, by the highest that is drawn."""
+    highest = max([d.flops_s for d in dots] + [c.flops_s for c in ceilings], default=0.0)
+    return ("TFLOP/s", 1e12) if highest >= 1e12 else ("GFLOP/s", 1e9)
 
 
 def _dots(dots: Sequence[Dot], dtype: str, verdict: str, scale: float) -> go.Scatter:
@@ -308,7 +300,7 @@ def _hover(lines: Sequence[str]) -> str:
 
 
 def _add_line(
-    figure: go.Figure, ceiling: Ceiling, start: float, end: float, name: str, scale: float
+    figure: go.Figure, ceiling: RooflineCeiling, start: float, end: float, name: str, scale: float
 ) -> None:
     height = ceiling.flops_s / scale
     figure.add_scatter(
@@ -344,7 +336,7 @@ def _add_slope(figure: go.Figure, bytes_s: float, start: float, end: float, scal
 
 
 def _range(
-    dots: Sequence[Dot], ceilings: Sequence[Ceiling], bytes_s: float | None
+    dots: Sequence[Dot], ceilings: Sequence[RooflineCeiling], bytes_s: float | None
 ) -> tuple[float, float]:
     """Of the x axis: all dots, and the point from which arithmetic and not memory limits."""
     found = [d.intensity for d in dots]

@@ -1,6 +1,5 @@
-"""Which loss scales suit each module, as bars over powers of two, and what suits all of them.
-
-Also here: the recorded loss scale and a replayed one over the same steps.
+"""Loss scales: which of them suit each module and all of them, as bars over powers of two; the
+recorded one and a replayed one over the same steps.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from app.text import cut, for_plotly, power
 
 ROW_PX, EDGE_PX = 20, 110
 NAME_LENGTH = 36
+MOST_TICKS = 8
 
 
 def scale_windows(
@@ -75,14 +75,8 @@ def scale_windows(
     return figure
 
 
-# The recorded loss scale and a replayed one over the same steps, with the skips of both.
-
-
-MOST_TICKS = 8
-
-
 def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
-    """log2 of the scale; a cross is a skipped step, a hollow circle a guess."""
+    """log2 of both scales: a cross is a skipped step, a hollow circle a guess."""
     figure = go.Figure()
     recorded = [(s.step, s.scale, s.skipped) for s in steps if s.scale is not None]
     replayed = [(s.step, s.scale, s.skipped) for s in made.steps]
@@ -114,14 +108,6 @@ def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
     return figure
 
 
-def _ticks(figure: go.Figure) -> dict[str, float]:
-    """Whole powers of two, however few there are."""
-    drawn = [y for trace in figure.data for y in trace.y]
-    if not drawn:
-        return {}
-    return {"dtick": max(1, math.ceil((max(drawn) - min(drawn)) / MOST_TICKS))}
-
-
 def _add(
     figure: go.Figure, points: Sequence[tuple[int, float, bool]], name: str, color: str, dash: str
 ) -> None:
@@ -146,6 +132,14 @@ def _add(
                 name=f"{name}, skipped",
                 hovertemplate=f"{name}, step %{{x}} skipped<extra></extra>",
 )  # fmt: skip
+
+
+def _ticks(figure: go.Figure) -> dict[str, float]:
+    """Whole powers of two, however few there are."""
+    drawn = [y for trace in figure.data for y in trace.y]
+    if not drawn:
+        return {}
+    return {"dtick": max(1, math.ceil((max(drawn) - min(drawn)) / MOST_TICKS))}
 
 
 def _drawable(scale: float) -> bool:

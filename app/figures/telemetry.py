@@ -1,7 +1,5 @@
 """Readings of one device over time, the steps of the run on a second axis above. A quantity that
-was not read, or that never changed, has no panel.
-
-Which quantities are drawn together is said here too (:func:`panels_of`).
+was not read, or that never changed, has no panel; :func:`panels_of` says which are drawn together.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ STEP_TICKS = 8
 BEHIND = {"color": OUTLINE, "width": 1.5, "dash": "dot"}  # the first of two lines
 # Longest run that is drawn in a unit, the unit's name, its seconds.
 UNITS = ((600.0, "s", 1.0), (7200.0, "min", 60.0), (float("inf"), "h", 3600.0))
+Value = Callable[[Sample], float | None]
+GIB = 2**30
 
 
 def telemetry_figure(
@@ -54,6 +54,63 @@ def telemetry_figure(
     if marks:
         _draw_steps(figure, [m for m in marks if x[0] <= m[0] <= x[-1]])
     return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What is drawn together: name of a line, its value."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, Value], ...]
+    always: bool = False  # also where it never changed
+    top: float | None = None  # of the axis
+
+
+def panels_of(device: str) -> tuple[Panel, ...]:
+    """In the order in which they are drawn."""
+    others = "all" if device == "cpu" else "GPU"
+    return (
+        Panel(
+            "busy",
+            "%",
+            ((others, lambda s: s.busy_percent), ("the run", lambda s: s.own_percent)),
+            always=True,
+            top=105,
+        ),
+        Panel(
+            "memory",
+            "GiB",
+            (
+                ("by all processes", _scaled(lambda s: s.memory_used_bytes, GIB)),
+                ("the run's process", _scaled(lambda s: s.own_memory_bytes, GIB)),
+            ),
+            always=True,
+        ),
+        Panel("power", "W", (("power", lambda s: s.power_w),)),
+        Panel("temperature", "°C", (("temperature", lambda s: s.temperature_c),)),
+        Panel(
+            "clock",
+            "MHz",
+            (("memory", lambda s: s.memory_clock_mhz), ("cores", lambda s: s.clock_mhz)),
+        ),
+        Panel(
+            "PCIe",
+            "GB/s",
+            (
+                ("into the GPU", _scaled(lambda s: s.pcie_rx_bytes_s, 1e9)),
+                ("out of it", _scaled(lambda s: s.pcie_tx_bytes_s, 1e9)),
+            ),
+        ),
+    )
+
+
+def _scaled(read: Callable[[Sample], float | None], factor: float) -> Value:
+    def value(sample: Sample) -> float | None:
+        found = read(sample)
+        return None if found is None else found / factor
+
+    return value
 
 
 def _is_shown(panel: Panel, samples: Sequence[Sample]) -> bool:
@@ -162,68 +219,4 @@ def _draw_steps(figure: go.Figure, marks: Sequence[tuple[float, int]]) -> None:
                 "ticktext": [f"step {some[0][1]:,}"] + [f"{step:,}" for _, step in some[1:]],
             }
         }
-    )
-
-
-# Which quantities of a device are drawn together, in which unit.
-
-
-Value = Callable[[Sample], float | None]
-GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """What is drawn together: name of a line, its value."""
-
-    title: str
-    unit: str
-    lines: tuple[tuple[str, Value], ...]
-    always: bool = False  # also where it never changed
-    top: float | None = None  # of the axis
-
-
-def _scaled(read: Callable[[Sample], float | None], factor: float) -> Value:
-    def value(sample: Sample) -> float | None:
-        found = read(sample)
-        return None if found is None else found / factor
-
-    return value
-
-
-def panels_of(device: str) -> tuple[Panel, ...]:
-    """In the order in which they are drawn."""
-    others = "all" if device == "cpu" else "GPU"
-    return (
-        Panel(
-            "busy",
-            "%",
-            ((others, lambda s: s.busy_percent), ("the run", lambda s: s.own_percent)),
-            always=True,
-            top=105,
-        ),
-        Panel(
-            "memory",
-            "GiB",
-            (
-                ("by all processes", _scaled(lambda s: s.memory_used_bytes, GIB)),
-                ("the run's process", _scaled(lambda s: s.own_memory_bytes, GIB)),
-            ),
-            always=True,
-        ),
-        Panel("power", "W", (("power", lambda s: s.power_w),)),
-        Panel("temperature", "°C", (("temperature", lambda s: s.temperature_c),)),
-        Panel(
-            "clock",
-            "MHz",
-            (("memory", lambda s: s.memory_clock_mhz), ("cores", lambda s: s.clock_mhz)),
-        ),
-        Panel(
-            "PCIe",
-            "GB/s",
-            (
-                ("into the GPU", _scaled(lambda s: s.pcie_rx_bytes_s, 1e9)),
-                ("out of it", _scaled(lambda s: s.pcie_tx_bytes_s, 1e9)),
-            ),
-        ),
     )

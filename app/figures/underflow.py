@@ -1,6 +1,5 @@
-"""Underflow of many modules over time: one row per module, one column per step that has a shadow.
-
-Of one module also its counts over time, a panel each.
+"""Underflow over time, at the steps that have a shadow: of many modules one count as a heat map, of
+one module its counts, a panel each.
 """
 
 from __future__ import annotations
@@ -18,6 +17,12 @@ from app.figures import exponents
 from app.text import for_plotly
 
 ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56 + exponents.SHARE_BAR_PX
+BELOW = ("below_range", LOST, "lost, below the format's range: underflow")
+CANCELLED = ("cancelled", MEASURE, "lost, cancelled or flipped: rounding")
+SUBNORMALS = ("subnormal", SUBNORMAL, "subnormal: kept with fewer bits")
+ZEROS = ("zero_before", ZERO, "was zero already, in both")
+PANELS = (BELOW, CANCELLED, SUBNORMALS, ZEROS)
+PANEL_PX = 150
 
 
 def underflow_map(
@@ -28,7 +33,8 @@ def underflow_map(
     names: Sequence[str],
     color: str,
 ) -> go.Figure:
-    """``counts`` and ``totals`` are [modules, steps]; a cell without a shadow stays empty, one with
+    """One row per module, one column per step; ``counts`` and ``totals`` are [modules, steps]. A
+    cell without a shadow stays empty, one with
     a count of zero is outlined grey."""
     texts = [
         [
@@ -99,22 +105,8 @@ def _layout(steps: Sequence[int], ticks: Sequence[str]) -> exponents.Part:
     }
 
 
-# Underflow of one module over time: a panel per count, on a shared axis of steps.
-#
-# Panels and not lines in one: the shares differ by orders of magnitude, and each has its own
-# meaning. A marker stands at each step with a shadow; nothing is drawn in between but a thin line.
-
-
-BELOW = ("below_range", LOST, "lost, below the format's range: underflow")
-CANCELLED = ("cancelled", MEASURE, "lost, cancelled or flipped: rounding")
-SUBNORMALS = ("subnormal", SUBNORMAL, "subnormal: kept with fewer bits")
-ZEROS = ("zero_before", ZERO, "was zero already, in both")
-PANELS = (BELOW, CANCELLED, SUBNORMALS, ZEROS)
-PANEL_PX = 150
-
-
 @dataclass(frozen=True, slots=True)
-class Line:
+class ShadowCounts:
     """Counts of one kind at the steps that have a shadow."""
 
     steps: Sequence[int]
@@ -122,8 +114,9 @@ class Line:
     totals: Sequence[int]
 
 
-def underflow_lines(lines: dict[str, Line]) -> go.Figure:
-    """``lines`` by the names in PANELS; y is the share of the module's elements in percent."""
+def underflow_lines(lines: dict[str, ShadowCounts]) -> go.Figure:
+    """``lines`` by the names in PANELS; y is the share of the module's elements in percent. Panels
+    and not lines in one: the shares differ by orders of magnitude, and each has its own meaning."""
     figure = make_subplots(
         rows=len(PANELS),
         shared_xaxes=True,

@@ -17,7 +17,7 @@ from ampscope.launcher.launch import launch
 from ampscope.records import Curve, Reading, Result, RunInfo, RunSpec, State, StepTimes
 from ampscope.store import sharing
 from app import classes, permissions, run_rows, states, store
-from app.classes import Full
+from app.classes import QueueFull
 from app.runs import measurements, run_page
 from app.text import escape, percent
 
@@ -73,7 +73,7 @@ def _waiting(spec: RunSpec) -> None:
     try:
         if classes.ask(spec):
             st.rerun(scope="app")
-    except Full as error:
+    except QueueFull as error:
         st.warning(escape(str(error)), icon=":material/hourglass_top:")
         return
     place = classes.queue().place(spec)

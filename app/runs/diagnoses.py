@@ -1,4 +1,10 @@
-"""The diagnoses that the store holds, and those that were started from this dashboard."""
+"""The diagnoses that the store holds, and those that were started from this dashboard.
+
+Runs that were started together share a group; what was concluded of it is read once, until a run is
+added or ends. Of this dashboard's own jobs one runs at a time: a diagnosis makes several runs, two
+of them at once, and a second one beside it would only slow both. Jobs are kept by the script's
+name, for all browsers alike, because they share one machine.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +32,13 @@ from app import options, permissions, run_rows, states, store
 from app.runs import live
 from app.states import BadgeColor
 
-# Runs that were started together share a group. What was concluded of it is read once, until a run
-# is added or ends.
-
-
 RUNS_READ = 4_000  # a zoo of 72 scripts has about 400 runs
 BETWEEN_RUNS_S = 5.0  # a diagnosis thinks for less than a second between two runs
+CANCEL_S = 10.0  # a run sees the request within 1 s and has 5 s to reach the end of its step
+_jobs: dict[str, Job] = {}
+_stopping: set[str] = set()
+OWN_PYTHON = ""  # the name of the Python that runs the dashboard
+_python_of: dict[str, str] = {}  # script -> name of the Python that it was last started with
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,32 +104,11 @@ def case_of(run: RunInfo) -> Case | None:
     return None if head is None else read_case(head, runs)
 
 
-def bare(run: RunInfo) -> RunView:
-    """The run without its observations, for words that need none."""
-    return RunView(run.spec.control, run.id, ())
-
-
 def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
     """The case that ``head`` stands for, with the verdict as far as there is one."""
     group = head.spec.group
     own = tuple(r for r in reversed(runs) if group and r.spec.group == group) or (head,)
     return Case(head, own, _report(head, own), _is_moving(head, own))
-
-
-def data_version(case: Case) -> str:
-    """Changes whenever a run was added or has ended."""
-    return f"{_version(case.head, case.runs)}:{case.is_moving}"
-
-
-def observed(run: RunInfo) -> RunView:
-    """A run's observations by kind."""
-    return RunView(run.spec.control, run.id, observations(run))
-
-
-@store.of_run
-def observations(reader: Reader, run_id: str) -> list[Observation]:
-    """All observations of a script's run, in order."""
-    return reader.observations(run_id)
 
 
 def _report(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisResult | None:
@@ -151,19 +137,25 @@ def _is_moving(head: RunInfo, runs: Sequence[RunInfo]) -> bool:
     return time.time() - ended < BETWEEN_RUNS_S
 
 
-# Diagnoses and fixes that were started from this dashboard: one at a time.
-#
-# A diagnosis makes several runs, two of them at once; a second one beside it would only slow both.
-# Jobs are kept by the script's name, for all browsers alike, because they share one machine.
+def data_version(case: Case) -> str:
+    """Changes whenever a run was added or has ended."""
+    return f"{_version(case.head, case.runs)}:{case.is_moving}"
 
 
-CANCEL_S = 10.0  # a run sees the request within 1 s and has 5 s to reach the end of its step
-_jobs: dict[str, Job] = {}
-_stopping: set[str] = set()
+def bare(run: RunInfo) -> RunView:
+    """The run without its observations, for words that need none."""
+    return RunView(run.spec.control, run.id, ())
 
 
-OWN_PYTHON = ""  # the name of the Python that runs the dashboard
-_python_of: dict[str, str] = {}  # script -> name of the Python that it was last started with
+def observed(run: RunInfo) -> RunView:
+    """A run's observations by kind."""
+    return RunView(run.spec.control, run.id, observations(run))
+
+
+@store.of_run
+def observations(reader: Reader, run_id: str) -> list[Observation]:
+    """All observations of a script's run, in order."""
+    return reader.observations(run_id)
 
 
 def start_diagnosis(
@@ -272,11 +264,6 @@ def _job(script: str) -> Job | None:
     return _jobs.get(script) if is_open else None
 
 
-def is_stopping(script: str) -> bool:
-    """Whether a person has asked for its end, which takes some seconds."""
-    return script in _stopping
-
-
 def stop_runs(script: str, runs: Sequence[RunInfo]) -> None:
     """Ask the active ``runs`` to end, so that they say so in the store; then end the job."""
     permissions.require(permissions.is_trusted(), "stopping a diagnosis")
@@ -302,3 +289,8 @@ def _end(path: Path, script: str, run_ids: Sequence[str]) -> None:
     if job is not None:
         script_runs.stop(job)
     _stopping.discard(script)
+
+
+def is_stopping(script: str) -> bool:
+    """Whether a person has asked for its end, which takes some seconds."""
+    return script in _stopping

@@ -1,26 +1,21 @@
-"""What every page about one run begins with: the run picker, the header line, the run's state.
+"""What every page about one run begins with: the run picker, the header with what the run is, its
+report and its pages, the run's state, and the ranks of a distributed training.
 
     run = run_page.open_run("Gradients")     # stops here when there is nothing to show
-
-Also here: the ranks of a distributed training to choose from, the teacher's switch, files to take
-home, the sentence on safe loss scales, and what explains skipped steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
-from ampscope.analysis.skips import SkipEvidence
-from ampscope.analysis.underflow import ScaleWindow
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
-from ampscope.observations import OptimizerStep
 from ampscope.records import RunInfo
 from ampscope.report import verdict_words
 from ampscope.report.build import document, of_reports
@@ -28,7 +23,6 @@ from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
 from ampscope.report.run_words import file_name, rules
 from ampscope.store.reader import Reader
-from ampscope.store.series import bad_gradients
 from app import chart, links, options, permissions, run_rows, states, store
 from app.permissions import ClassRole
 from app.runs import diagnoses, live
@@ -44,6 +38,8 @@ _MEASURED = {
     "compare": "Precisions compared on {what}",
     "batch": "Largest batch of {what}",
 }
+ALL = "all"
+NOTEBOOK = "application/x-ipynb+json"
 
 
 def open_run(title: str) -> RunInfo:
@@ -67,6 +63,47 @@ def open_run(title: str) -> RunInfo:
     return run
 
 
+def _picked(runs: list[RunInfo]) -> RunInfo:
+    """The run that the URL names, else the last one chosen, else the newest."""
+    together = {ranks[0].id: ranks for ranks in grouped(runs)}
+    by_id = {id_: ranks[0] for id_, ranks in together.items()}
+    asked = st.query_params.get("run")
+    if asked and asked not in by_id:  # further back, or another rank than the first
+        older = _looked_up(asked, newest=runs[0])
+        by_id[older.id] = older
+        links.keep("run", older.id)
+    run_id = links.select(
+        "Run",
+        "run",
+        list(by_id),
+        format_func=lambda id_: label(by_id[id_], together.get(id_, ())),
+        help="Type to search. The address of this page names the run.",
+        place=st.sidebar,
+    )
+    return by_id[run_id]
+
+
+def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:
+    """One line of the run picker; ``ranks`` where it stands for all of a training."""
+    when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
+    rank = f" · rank {run.spec.rank}" if is_rank(run) else ""
+    rank = f" · {world_words(ranks)}" if len(ranks) > 1 else rank
+    return f"{cut(name_of(run), NAME_LENGTH)}{rank} · {run.state} · {when}"
+
+
+def _looked_up(asked: str, newest: RunInfo) -> RunInfo:
+    """A run further back than the list, or by the beginning of its id. Ends the page when there is
+    none: another run must not be taken for the one that an address names."""
+    try:
+        return store.run(asked)
+    except BadInput as error:
+        states.unreadable(str(error))
+        if st.button("Show the newest run"):
+            links.keep("run", newest.id)
+            st.rerun()
+        st.stop()
+
+
 def header(run: RunInfo) -> None:
     """Which run this is, its state, and under which policy it ran."""
     with st.container(gap="xxsmall"):
@@ -81,43 +118,6 @@ def header(run: RunInfo) -> None:
             st.markdown(escape(verdict_words.verdict(case.report, diagnoses.bare(case.head))))
     offer(run)
     show_tabs(run)
-
-
-def show_tabs(run: RunInfo) -> None:
-    """The pages of this run that have something to show of it."""
-    with st.container(horizontal=True, gap="small", key="run-tabs"):
-        for entry in pages_of(run):
-            links.link(entry, run=run.id)
-
-
-def pages_of(run: RunInfo) -> list[links.Entry]:
-    """The answer first."""
-    held = _held(run)
-    wanted = (
-        (run.spec.kind == "script", links.DIAGNOSIS),
-        (run.spec.kind == "script", links.SOURCE),
-        (run.spec.kind == "watch", links.TRAINING),
-        ("frame" in held, links.GRADIENTS),
-        (run.steps_done > 0, links.LOSS_SCALE),
-        ("module" in held or _has_kernels(run), links.LAYERS),
-        ("telemetry" in held, links.TELEMETRY),
-        *(
-            (run.steps_done > 0 and page.of_run, links.EXTENSION_ENTRIES[name])
-            for name, page in links.EXTENSION_PAGES.items()
-        ),
-    )
-    return [entry for there, entry in wanted if there]
-
-
-def _has_kernels(run: RunInfo) -> bool:
-    is_compiled = run.spec.kind == "script" and Control(run.spec.control).is_compiled
-    return is_compiled and bool(diagnoses.observed(run).kernels)
-
-
-@store.of_run
-def _held(reader: Reader, run_id: str) -> tuple[str, ...]:
-    """Of what the store holds something of the run."""
-    return reader.held(run_id)
 
 
 def title_line(
@@ -193,125 +193,9 @@ def policy_of(run: RunInfo) -> str:
     return f"{rules(run)} ({name})" if name else rules(run)
 
 
-def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:
-    """One line of the run picker; ``ranks`` where it stands for all of a training."""
-    when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
-    rank = f" · rank {run.spec.rank}" if is_rank(run) else ""
-    rank = f" · {world_words(ranks)}" if len(ranks) > 1 else rank
-    return f"{cut(name_of(run), NAME_LENGTH)}{rank} · {run.state} · {when}"
-
-
-def _picked(runs: list[RunInfo]) -> RunInfo:
-    """The run that the URL names, else the last one chosen, else the newest."""
-    together = {ranks[0].id: ranks for ranks in grouped(runs)}
-    by_id = {id_: ranks[0] for id_, ranks in together.items()}
-    asked = st.query_params.get("run")
-    if asked and asked not in by_id:  # further back, or another rank than the first
-        older = _looked_up(asked, newest=runs[0])
-        by_id[older.id] = older
-        links.keep("run", older.id)
-    run_id = links.select(
-        "Run",
-        "run",
-        list(by_id),
-        format_func=lambda id_: label(by_id[id_], together.get(id_, ())),
-        help="Type to search. The address of this page names the run.",
-        place=st.sidebar,
-    )
-    return by_id[run_id]
-
-
-def _looked_up(asked: str, newest: RunInfo) -> RunInfo:
-    """A run further back than the list, or by the beginning of its id. Ends the page when there is
-    none: another run must not be taken for the one that an address names."""
-    try:
-        return store.run(asked)
-    except BadInput as error:
-        states.unreadable(str(error))
-        if st.button("Show the newest run"):
-            links.keep("run", newest.id)
-            st.rerun()
-        st.stop()
-
-
-def _versions(ranks: tuple[RunInfo, ...]) -> tuple[str, ...]:
-    return tuple(store.version(r) for r in ranks)
-
-
-@st.fragment(run_every=FOLLOW_EVERY_S)
-def _follow(run_id: str, versions: tuple[str, ...]) -> None:
-    """Draw the page anew when the run, or another rank of its training, has recorded more."""
-    try:
-        recorded = _versions(ranks_of(store.run(run_id)))
-    except BadInput:  # deleted, or kept from the class meanwhile: the page says so
-        recorded = None
-    if recorded != versions:
-        st.rerun(scope="app")
-
-
-# The ranks of one distributed training, to choose from on a page.
-
-
-ALL = "all"
-
-
-def ranks_of(run: RunInfo) -> tuple[RunInfo, ...]:
-    """All ranks of the run's training by rank; of any other run itself alone."""
-    if not is_rank(run):
-        return (run,)
-    found = grouped(store.group(run.spec.group))
-    return next((ranks for ranks in found if any(r.id == run.id for r in ranks)), (run,))
-
-
-def world_words(ranks: Sequence[RunInfo]) -> str:
-    """``4 ranks``; ``3 of 4 ranks`` where some are not in this store."""
-    world = ranks[0].spec.world
-    return plural(world, "rank") if len(ranks) == world else f"{len(ranks)} of {world} ranks"
-
-
-def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
-    """The ranks to look at, all of them or one, bound to the URL's ``rank``; where only one can be
-    shown, to ``one_rank``: to have looked at one there does not take the sum away elsewhere."""
-    ranks = ranks_of(run)
-    if len(ranks) == 1:
-        return ranks
-    named = {str(r.spec.rank): r for r in ranks}
-    options = [ALL, *named] if may_merge else list(named)
-    is_first = run.id == ranks[0].id
-    chosen = links.pick(
-        "Rank",
-        "rank" if may_merge else "one_rank",
-        options,
-        default=options[0] if is_first else str(run.spec.rank),
-        format_func=lambda o: "all merged" if o == ALL else o,
-    )
-    return ranks if chosen == ALL else (named[chosen],)
-
-
-# The teacher's switch on a run: shown to the class, or not.
-
-
-def offer(run: RunInfo) -> None:
-    """Draw it for the teacher of a class. Lessons are shown to every user and have none."""
-    if permissions.role() is not ClassRole.TEACHER or run.spec.kind == "lesson":
-        return
-    key = f"shared-{run.id}"
-    st.session_state[key] = run.id in run_rows.shared(options.current().store)
-    st.toggle("Shown to the class", key=key, on_change=_switch, args=(run, key))
-
-
-def _switch(run: RunInfo, key: str) -> None:
-    live.share(run, wanted=bool(st.session_state[key]))
-
-
-# A run, a diagnosis or a measurement as a file to take home: made when a user asks for it.
-
-
-NOTEBOOK = "application/x-ipynb+json"
-
-
 def offer_report(run: RunInfo) -> None:
-    """Files of ``run``; of a script's run, of its whole diagnosis."""
+    """Files of ``run`` to take home, each made when a user asks for it; of a script's run, of its
+    whole diagnosis."""
     if not _may_take(run):
         return
     with st.popover("Report", icon=":material/description:", type="tertiary"):
@@ -354,60 +238,100 @@ def _notebook(reader: Reader, run_id: str) -> str:
     return to_notebook(made, of_reports(reader, [run_id]), Path(store.path().name))
 
 
-# Which loss scales suit every module of a run, in one sentence.
+def offer(run: RunInfo) -> None:
+    """The teacher's switch that shows the run to the class, or not. Lessons are shown to every
+    user and have none."""
+    if permissions.role() is not ClassRole.TEACHER or run.spec.kind == "lesson":
+        return
+    key = f"shared-{run.id}"
+    st.session_state[key] = run.id in run_rows.shared(options.current().store)
+
+    def switch() -> None:
+        live.share(run, wanted=bool(st.session_state[key]))
+
+    st.toggle("Shown to the class", key=key, on_change=switch)
 
 
-def sentence(
-    window: ScaleWindow,
-    names: Mapping[int, str],
-    format_name: str,
-    what: str,
-    excluded: Mapping[int, str] | None = None,
-) -> str:
-    """Which loss scales suit every module at this step, by ``what`` was looked at; ``excluded``:
-    the modules that were not, with the dtypes of their gradients."""
-    if window.spans:
-        text = (
-            f"No loss scale keeps the {what} of {_first(window.spans, names)} in {format_name}: "
-            "they span more powers of two than it holds."
-        )
-    elif window.low > window.high:
-        text = (
-            f"No single loss scale suits every module: {names.get(window.lowest, '?')} needs at "
-            f"least 2^{window.low}, {names.get(window.highest, '?')} can take at most "
-            f"2^{window.high}."
-        )
-    else:
-        scales = f"loss scales from 2^{window.low} to 2^{window.high} keep"
-        if window.low == window.high:
-            scales = f"the loss scale 2^{window.low} alone keeps"
-        text = (
-            f"At this step, {scales} the {what} of every module in {format_name} (at most 0.1 % of "
-            "a module too small, nothing too large)."
-        )
-    if not excluded:
-        return text
-    dtypes = ", ".join(sorted(set(excluded.values())))
-    return f"{text} Excluded, with gradients in {dtypes}: {_first(list(excluded), names)}."
+def show_tabs(run: RunInfo) -> None:
+    """The pages of this run that have something to show of it."""
+    with st.container(horizontal=True, gap="small", key="run-tabs"):
+        for entry in pages_of(run):
+            links.link(entry, run=run.id)
 
 
-def _first(modules: Sequence[int], names: Mapping[int, str]) -> str:
-    more = f" and {len(modules) - 1} more" if modules[1:] else ""
-    return names.get(modules[0], "?") + more
+def pages_of(run: RunInfo) -> list[links.Entry]:
+    """The answer first."""
+    stored = _stored(run)
+    wanted = (
+        (run.spec.kind == "script", links.DIAGNOSIS),
+        (run.spec.kind == "script", links.SOURCE),
+        (run.spec.kind == "watch", links.TRAINING),
+        ("frame" in stored, links.GRADIENTS),
+        (run.steps_done > 0, links.LOSS_SCALE),
+        ("module" in stored or _has_kernels(run), links.LAYERS),
+        ("telemetry" in stored, links.TELEMETRY),
+        *(
+            (run.steps_done > 0 and page.of_run, links.EXTENSION_ENTRIES[name])
+            for name, page in links.EXTENSION_PAGES.items()
+        ),
+    )
+    return [entry for there, entry in wanted if there]
 
 
-# What explains a run's skipped steps (:func:`ampscope.analysis.skips.skip_causes`).
-
-
-@store.of_run
-def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
-    """Whose each step is, in a script's run; nothing of any other."""
-    seen = reader.observations(run_id)
-    return {o.step: o.optimizer for o in seen if isinstance(o, OptimizerStep)}
+def _has_kernels(run: RunInfo) -> bool:
+    is_compiled = run.spec.kind == "script" and Control(run.spec.control).is_compiled
+    return is_compiled and bool(diagnoses.observed(run).kernels)
 
 
 @store.of_run
-def skip_evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
-    """What is known of the bad gradients of the steps from ``first_step`` on."""
-    found = bad_gradients(reader, run_id, first_step)
-    return {step: SkipEvidence(*counts) for step, counts in found.items()}
+def _stored(reader: Reader, run_id: str) -> tuple[str, ...]:
+    """Of what the store holds something of the run."""
+    return reader.held(run_id)
+
+
+@st.fragment(run_every=FOLLOW_EVERY_S)
+def _follow(run_id: str, versions: tuple[str, ...]) -> None:
+    """Draw the page anew when the run, or another rank of its training, has recorded more."""
+    try:
+        recorded = _versions(ranks_of(store.run(run_id)))
+    except BadInput:  # deleted, or kept from the class meanwhile: the page says so
+        recorded = None
+    if recorded != versions:
+        st.rerun(scope="app")
+
+
+def _versions(ranks: tuple[RunInfo, ...]) -> tuple[str, ...]:
+    return tuple(store.version(r) for r in ranks)
+
+
+def ranks_of(run: RunInfo) -> tuple[RunInfo, ...]:
+    """All ranks of the run's training by rank; of any other run itself alone."""
+    if not is_rank(run):
+        return (run,)
+    found = grouped(store.group(run.spec.group))
+    return next((ranks for ranks in found if any(r.id == run.id for r in ranks)), (run,))
+
+
+def world_words(ranks: Sequence[RunInfo]) -> str:
+    """``4 ranks``; ``3 of 4 ranks`` where some are not in this store."""
+    world = ranks[0].spec.world
+    return plural(world, "rank") if len(ranks) == world else f"{len(ranks)} of {world} ranks"
+
+
+def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
+    """The ranks to look at, all of them or one, bound to the URL's ``rank``; where only one can be
+    shown, to ``one_rank``: to have looked at one there does not take the sum away elsewhere."""
+    ranks = ranks_of(run)
+    if len(ranks) == 1:
+        return ranks
+    named = {str(r.spec.rank): r for r in ranks}
+    options = [ALL, *named] if may_merge else list(named)
+    is_first = run.id == ranks[0].id
+    chosen = links.pick(
+        "Rank",
+        "rank" if may_merge else "one_rank",
+        options,
+        default=options[0] if is_first else str(run.spec.rank),
+        format_func=lambda o: "all merged" if o == ALL else o,
+    )
+    return ranks if chosen == ALL else (named[chosen],)

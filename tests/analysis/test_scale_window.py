@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ampscope.analysis.underflow import ScaleWindow, common_window, excluded_modules, module_windows
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Frame, Role
-from app.runs.run_page import sentence
+from app.runs.loss_scales import window_sentence
 from tests.helpers import exponent_oracle as oracle
 
 FP16 = FORMATS["fp16"]
@@ -70,7 +70,7 @@ def test_gradients_that_are_not_finite_have_no_window() -> None:
     ],
 )
 def test_the_sentence_names_who_sets_the_window(window: ScaleWindow, says: str) -> None:
-    assert says in sentence(window, {0: "embed", 1: "head"}, "fp16", "output gradients")
+    assert says in window_sentence(window, {0: "embed", 1: "head"}, "fp16", "output gradients")
 
 
 def test_a_scale_that_has_fallen_to_zero_leaves_no_window() -> None:
@@ -92,9 +92,9 @@ def test_the_sentence_says_which_modules_the_window_excludes() -> None:
     window, excluded = common_window(made, FP16), excluded_modules(made, FP16)
     assert window is not None
     assert excluded == {1: "fp32", 2: "fp32"}
-    said = sentence(window, {0: "head", 1: "loss"}, "fp16", "output gradients", excluded)
+    said = window_sentence(window, {0: "head", 1: "loss"}, "fp16", "output gradients", excluded)
     assert said.endswith("Excluded, with gradients in fp32: loss and 1 more.")
-    alone = sentence(window, {0: "head"}, "fp16", "output gradients", {})
+    alone = window_sentence(window, {0: "head"}, "fp16", "output gradients", {})
     assert said.startswith(alone)
     assert "Excluded" not in alone
 

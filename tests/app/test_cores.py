@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from ampscope.records import Matmul, Padded, Place, RunSpec, State
 from app import cores
-from app.figures.hardware import Ceiling, Dot, roofline
+from app.figures.hardware import Dot, RooflineCeiling, roofline
 from app.runs import measurements
 from tests.helpers.core_results import CPU, linear, stored, timing
 from tests.helpers.stores import HOSTILE
@@ -143,7 +143,7 @@ def dot(dtype: str, verdict: str, name: str = "layer") -> Dot:
 
 def test_the_rooflines_dots_bars_and_ceilings() -> None:
     dots = [dot("bf16", "used"), dot("bf16", "unknown"), dot("fp32", "not used")]
-    figure = roofline(dots, [Ceiling("bf16", 7e14), Ceiling("fp32", 5e13)], 2.5e12)
+    figure = roofline(dots, [RooflineCeiling("bf16", 7e14), RooflineCeiling("fp32", 5e13)], 2.5e12)
     named = {t.name: t for t in figure.data if t.name}
     assert set(named) >= {"bf16, used", "bf16, unknown", "fp32, not used"}
     assert len({named[n].marker.symbol for n in named if ", " in n and "copy" not in n}) == 3

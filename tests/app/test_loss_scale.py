@@ -21,7 +21,7 @@ from ampscope.store.writer import RunWriter
 from app import store as app_store
 from app.figures.loss_scale import scale_windows
 from app.loss_scale import least_room
-from app.runs.run_page import sentence
+from app.runs.loss_scales import window_sentence
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
 from tests.helpers.pages import NO_RUN, asked, metrics, texts
@@ -445,7 +445,9 @@ def test_the_band_is_seen_where_one_scale_alone_suits_all(
     low: int, high: int, says: str, bands: int
 ) -> None:
     names = {0: "a", 1: "b"}
-    assert says in sentence(ScaleWindow(low, high, 0, 1, ()), names, "fp16", "output gradients")
+    assert says in window_sentence(
+        ScaleWindow(low, high, 0, 1, ()), names, "fp16", "output gradients"
+    )
     figure = scale_windows([ModuleWindow(0, low, 20), ModuleWindow(1, -20, high)], names, None)
     drawn = [shape for shape in figure.layout.shapes if shape.type == "rect"]
     assert len(drawn) == bands

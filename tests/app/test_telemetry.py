@@ -208,7 +208,7 @@ def test_it_is_read_once_for_all_browsers_and_only_while_somebody_looks(
     clock = [1000.0]
     monkeypatch.setattr(hardware.time, "time", lambda: clock[0])
     device = Counting()
-    kept = hardware.Recent([device], [])
+    kept = hardware.RecentReadings([device], [])
     assert kept.update() == []  # what it says is of the time before somebody looked
     assert (kept.update(), device.asked) == ([], 1)  # another browser, at the same moment
     clock[0] += 2

@@ -17,7 +17,7 @@ from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from app import classes, options
-from app.classes import KEPT_S, MAX_OF_ONE, MAX_WAITING, ClassQueue, Full
+from app.classes import KEPT_S, MAX_OF_ONE, MAX_WAITING, ClassQueue, QueueFull
 from app.learn import lesson_runs
 from tests.helpers import stores
 from tests.helpers.classes import TOKEN, Class
@@ -100,7 +100,7 @@ def test_no_session_gets_two_while_another_waits_for_its_first(
             continue  # shared requests belong to several, and are tested above
         try:
             bench.queue.ask(spec(number), f"s{who}")
-        except Full:
+        except QueueFull:
             continue
         owners[spec(number)] = who
     while bench.queue.start_next():
@@ -115,12 +115,12 @@ def test_no_session_gets_two_while_another_waits_for_its_first(
 def test_a_session_and_the_class_have_a_bound(bench: Bench) -> None:
     for n in range(MAX_OF_ONE):
         bench.queue.ask(spec(n), "greedy")
-    with pytest.raises(Full, match=f"You wait for {MAX_OF_ONE} measurements"):
+    with pytest.raises(QueueFull, match=f"You wait for {MAX_OF_ONE} measurements"):
         bench.queue.ask(spec(99), "greedy")
     assert bench.queue.ask(spec(0), "other") == ""  # what waits already costs nothing
     for n in range(MAX_OF_ONE, MAX_WAITING):
         bench.queue.ask(spec(n), f"s{n}")
-    with pytest.raises(Full, match=f"The class waits for {MAX_WAITING}"):
+    with pytest.raises(QueueFull, match=f"The class waits for {MAX_WAITING}"):
         bench.queue.ask(spec(99), "fresh")
     assert bench.queue.ask(spec(98), "teacher", teacher=True) == ""
     assert len(bench.queue.waiting()) == MAX_WAITING + 1

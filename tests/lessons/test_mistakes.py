@@ -123,7 +123,7 @@ def test_a_diagnosis_that_a_file_brought_is_not_this_machines(
     assert "evil" not in str([*app.markdown, *app.caption, *app.info, *app.warning, *app.success])
     assert lesson_diagnosis.newest(str(script_path("no_scaler"))) is None
     stages = {row.faulty.stage for row in zoo.rows()}
-    assert stages == {zoo.Stage.NOT_YET}
+    assert stages == {zoo.ScriptStage.NOT_YET}
 
 
 def test_a_diagnosis_that_a_file_brought_of_a_zoo_script_is_not_this_machines(
@@ -136,4 +136,4 @@ def test_a_diagnosis_that_a_file_brought_of_a_zoo_script_is_not_this_machines(
     )  # fmt: skip
     stores.finished(store_path, spec)
     row = next(row for row in zoo.rows() if row.answer is answer)
-    assert row.faulty.stage is zoo.Stage.NOT_YET
+    assert row.faulty.stage is zoo.ScriptStage.NOT_YET

@@ -1,0 +1,1 @@
+"""The page Gradients: what it reads (`frames`), says (`words`) and draws (`page`)."""
