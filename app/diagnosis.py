@@ -27,13 +27,13 @@ from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunInfo, State
-from ampscope.report import fix_words
-from ampscope.report import verdict_words as words
-from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
-from ampscope.report.run_words import file_name
-from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
+from ampscope.story import fix_words
+from ampscope.story import verdict_words as words
+from ampscope.story.palette import MEASURE, OTHER_DTYPE, dtype_color
+from ampscope.story.run_words import file_name
+from ampscope.story.verdict_words import Link, causal_chain
 from app import chart, links, options, permissions, states, store, telemetry
 from app.figures.training import Curve, control_losses
 from app.runs import diagnoses, run_page, workload_choice

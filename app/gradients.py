@@ -45,9 +45,9 @@ from ampscope.numerics.histogram import (
     add_rows,
 )
 from ampscope.records import Frame, Role, RunInfo, ShadowRecord, StepRecord
-from ampscope.report.contents.shared import format_of
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
+from ampscope.story.shared import format_of
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map

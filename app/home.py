@@ -15,13 +15,13 @@ from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.number_words import plural
 from ampscope.records import Cadence, Event, RunInfo, RunSpec, State, StepTotals
-from ampscope.report import fix_words
-from ampscope.report import verdict_words as words
-from ampscope.report.run_words import file_name, rules
-from ampscope.report.training_words import ALARM_NAMES
 from ampscope.store.db import default_path
 from ampscope.store.processes import whose
 from ampscope.store.reader import Reader, StoredVerdict
+from ampscope.story import fix_words
+from ampscope.story import verdict_words as words
+from ampscope.story.run_words import file_name, rules
+from ampscope.story.training_words import ALARM_NAMES
 from app import links, options, permissions, run_rows, states, store, zoo
 from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape

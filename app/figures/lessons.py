@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec
 
 import plotly.graph_objects as go
 
-from ampscope.report.palette import OUTLINE
+from ampscope.story.palette import OUTLINE
 from app.figures import ABOVE
 
 # Figures that are built once for all browsers that ask for the same one.

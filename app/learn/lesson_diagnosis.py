@@ -10,8 +10,8 @@ import streamlit as st
 from ampscope.control import Control
 from ampscope.lessons.catalog import STEPS, Mistake, script_path
 from ampscope.records import StepRecord
-from ampscope.report import verdict_words as diagnosis_words
-from ampscope.report.palette import DTYPES
+from ampscope.story import verdict_words as diagnosis_words
+from ampscope.story.palette import DTYPES
 from app import chart, links, permissions, store
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page

@@ -23,7 +23,7 @@ from mcp.server.mcpserver import Context
 from ampscope.errors import BadInput
 from ampscope.launcher.children import child_environment
 from ampscope.launcher.script_runs import ENDS_WITHIN_S
-from ampscope.report.document import line
+from ampscope.story.document import line
 
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 100, 4_000
 MOST_STEPS, LONGEST_RUN_S = 100_000, 3_600.0

@@ -24,7 +24,7 @@ from ampscope.ext.diff.two_runs import Parting
 from ampscope.number_words import cut, percent, plural
 from ampscope.observations import DtypeEntry
 from ampscope.record_json import dumps
-from ampscope.report.document import visible
+from ampscope.story.document import visible
 
 SCHEMA = 1
 MOST_ROWS = 40  # of the ledger and of the settings, in text

@@ -11,15 +11,14 @@ from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import value
 from ampscope.records import RunInfo
-from ampscope.report import document as doc
-from ampscope.report import fix_words
-from ampscope.report import verdict_words as words
-from ampscope.report.contents import shared, training
-from ampscope.report.contents.shared import base
-from ampscope.report.palette import MEASURE, dtype_color
-from ampscope.report.verdict_words import causal_chain
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
+from ampscope.story import document as doc
+from ampscope.story import fix_words, shared, training
+from ampscope.story import verdict_words as words
+from ampscope.story.palette import MEASURE, dtype_color
+from ampscope.story.shared import base
+from ampscope.story.verdict_words import causal_chain
 
 
 def part(reader: Reader, info: RunInfo, points: int) -> doc.Part:

@@ -31,9 +31,9 @@ from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import BadOp, Operand, OptimizerStep
 from ampscope.records import State
-from ampscope.report import fix_words
-from ampscope.report.document import Figure
 from ampscope.rules.verdict import Status
+from ampscope.story import fix_words
+from ampscope.story.document import Figure
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
