@@ -25,7 +25,7 @@ with states.part():
     diagnosis.show_compiled(case)
 if found is not None:
     with states.part():
-        diagnosis.show_evidence(case, found)
+        diagnosis.show_evidence(case, report)
 with states.part():
     diagnosis.show_measurements(case, found.verdict.step if found is not None else None)
 with states.part():

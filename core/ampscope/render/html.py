@@ -124,13 +124,16 @@ def _block(block: doc.Block, numbers: Iterator[int]) -> Markup:
     match block:
         case doc.Paragraph():
             lead = element("strong", f"{block.lead} ") if block.lead else None
-            return element("p", lead, doc.visible(block.text))
+            kind = "quiet" if block.is_quiet else None
+            return element("p", lead, doc.visible(block.text), class_=kind)
         case doc.Code():
             return element(
                 "pre", element("code", doc.visible(block.text.rstrip(), doc.CODE_LENGTH))
             )
         case doc.Table():
             return _table(block)
+        case doc.Chain() | doc.Evidence():
+            return _table(block.table)
         case doc.Facts():
             pairs = [joined(element("dt", k), element("dd", doc.line(v))) for k, v in block.pairs]
             return element("dl", *pairs, class_="facts")

@@ -1,0 +1,141 @@
+"""Blocks of a document on a page: tables, charts, boxes and folds as Streamlit's own elements.
+
+Every text of a block is shown as text. What only a page has stands between the calls of
+:func:`draw`: forms, buttons, and where a number's links lead (``beside``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import pandas as pd
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from ampscope.story import document as doc
+from app import chart
+from app.figures.exponents import exponent_bars
+from app.figures.training import Curve, control_losses
+from app.text import cut, escape
+
+METRIC_LENGTH = 24  # fits beside three other figures at 1,440 px, and on a phone
+_WIDTHS = [11, 9]  # of a measurement and its four links at 1,440 px
+# SVG's stroke-dasharray of a document, as Plotly names it.
+_DASHES = {"": "solid", "9 6": "dash", "2 4": "dot", "9 4 2 4": "dashdot", "14 5": "longdash"}
+
+
+def draw(
+    blocks: Iterable[doc.Block],
+    key: str,
+    *,
+    data: Callable[[], pd.DataFrame] | None = None,
+    beside: Callable[[DeltaGenerator, doc.Measured], None] | None = None,
+) -> None:
+    """Draw the blocks one below the other. ``key`` begins the keys of what can be clicked.
+
+    ``data`` makes the table behind a chart of curves, where it holds more than they show;
+    ``beside`` draws the links of a measurement into the place that it gets.
+    """
+    for block in blocks:
+        match block:
+            case doc.Paragraph():
+                _paragraph(block)
+            case doc.Code():
+                is_patch = block.language == "python" and "\n" in block.text.rstrip()
+                st.code(block.text, language=block.language or None, wrap_lines=not is_patch)
+            case doc.Table():
+                table(block)
+            case doc.Chain():
+                _chain(block, key)
+            case doc.Evidence():
+                _evidence(block, key, beside)
+            case doc.Facts():
+                table(doc.Table(("What", "Value"), block.pairs))
+            case doc.Figures():
+                _figures(block.figures)
+            case doc.Lines():
+                _lines(block, key, data)
+            case doc.HistogramChart():
+                st.markdown(f"**{escape(block.title)}**")
+                st.plotly_chart(exponent_bars(block.row, block.fmt, 0, x_title=block.x_title))
+            case doc.Links():
+                for link in block.links:
+                    st.markdown(f"[{escape(link.text)}]({link.address})")
+            case doc.Fold():
+                with chart.details(escape(block.title)):
+                    draw(block.blocks, f"{key}-in", data=data, beside=beside)
+
+
+def table(block: doc.Table) -> None:
+    """A table of texts; its first column names the rows."""
+    columns = list(block.columns)
+    frame = pd.DataFrame([map(escape, row) for row in block.rows], columns=columns)
+    st.table(frame.set_index(columns[0]), border="horizontal")
+
+
+def _paragraph(block: doc.Paragraph) -> None:
+    lead = f"**{escape(block.lead)}** " if block.lead else ""
+    (st.caption if block.is_quiet else st.markdown)(lead + escape(block.text))
+
+
+def _figures(figures: Sequence[doc.Figure]) -> None:
+    short = [dataclasses.replace(f, value=cut(f.value, METRIC_LENGTH)) for f in figures]
+    chart.key_figures(short)
+
+
+def _lines(block: doc.Lines, key: str, data: Callable[[], pd.DataFrame] | None) -> None:
+    """Curves with their values below one another, unless the page has a table of its own."""
+    curves = [Curve(s.name, s.points, s.colour, _DASHES[s.dash]) for s in block.series]
+    figure = control_losses(curves, block.x_title)
+    figure.update_yaxes(row=1, col=1, title=block.y_title)
+    chart.show(figure, _file(key), data or (lambda: _values(block)), key=key)
+
+
+def _values(block: doc.Lines) -> pd.DataFrame:
+    rows = [
+        (series.name, step, number)
+        for series in block.series
+        for step, number in zip(series.points.steps, series.points.values, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["curve", block.x_title, block.y_title])
+
+
+def _chain(block: doc.Chain, key: str) -> None:
+    """A box for each link. Its key carries the colour of its left edge (states.STYLE): that of NaN
+    and Inf, which its text names too, or that of the root."""
+    with st.container(gap="xxsmall", key=key):
+        for place, link in enumerate(block.links):
+            if place:
+                st.markdown(":gray[:material/arrow_downward:]")
+            edge = "nonfinite" if link.is_nonfinite else "root" if link.is_root else "plain"
+            with st.container(border=True, gap="xxsmall", key=f"{key}-{edge}-{place}"):
+                st.markdown(f"**{escape(link.title)}**  \n{escape(link.detail)}")
+    chart.download(lambda: _links_table(block.links), _file(key), key=key)
+
+
+def _links_table(links: Sequence[doc.ChainLink]) -> pd.DataFrame:
+    rows = [(place, link.title, link.detail, link.step) for place, link in enumerate(links, 1)]
+    return pd.DataFrame(rows, columns=["place", "what", "detail", "step"])
+
+
+def _evidence(
+    block: doc.Evidence,
+    key: str,
+    beside: Callable[[DeltaGenerator, doc.Measured], None] | None,
+) -> None:
+    for m in block.measured:
+        said, links = st.columns(_WIDTHS, vertical_alignment="center")
+        limit = f", limit {m.limit}" if m.limit else ""
+        where = m.run if m.step is None else f"{m.run}, step {m.step:,}"
+        number = f"**{escape(m.value)}**{escape(limit)}"
+        said.markdown(f"{escape(m.name)}: {number} ({escape(where)})")
+        if beside is not None:
+            beside(links, m)
+    rows = [(m.name, m.value, m.limit, m.run, m.step) for m in block.measured]
+    columns = ["measured", "value", "limit", "control", "step"]
+    chart.download(lambda: pd.DataFrame(rows, columns=columns), _file(key), key=key)
+
+
+def _file(key: str) -> str:
+    return key.rpartition("-")[2]
