@@ -28,7 +28,7 @@ from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunInfo, State
 from ampscope.rules import catalog
-from ampscope.rules.verdict import Rule, Status, Verdict
+from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
 from ampscope.story import diagnosis as story
 from ampscope.story import document as doc
 from ampscope.story import fix_words
@@ -529,7 +529,21 @@ def show_evidence(case: Case, report: DiagnosisResult) -> None:
                 if entry in (links.GRADIENTS, links.LOSS_SCALE, links.LAYERS):
                     st.page_link(entry.file, label=entry.title, query_params=query | module)
 
-    render.draw(story.evidence(report), "dx-evidence", beside=pages)
+    blocks = story.evidence(report)
+    render.draw(blocks, "dx-evidence", data=lambda: _evidence_table(found.evidence), beside=pages)
+
+
+def _evidence_table(rows: Sequence[Measurement]) -> pd.DataFrame:
+    """With every digit, as it was recorded."""
+    return pd.DataFrame(
+        {
+            "measured": [m.name for m in rows],
+            "value": [str(m.value) for m in rows],
+            "limit": ["" if m.threshold is None else str(m.threshold) for m in rows],
+            "control": [m.run for m in rows],
+            "step": [m.step for m in rows],
+        }
+    )
 
 
 def show_controls(case: Case, report: DiagnosisResult) -> None:

@@ -7,6 +7,7 @@ Every text of a block is shown as text. What only a page has stands between the 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
@@ -34,9 +35,10 @@ def draw(
 ) -> None:
     """Draw the blocks one below the other. ``key`` begins the keys of what can be clicked.
 
-    ``data`` makes the table behind a chart of curves, where it holds more than they show;
+    ``data`` makes the table behind curves or evidence, where it holds more than is shown;
     ``beside`` draws the links of a measurement into the place that it gets.
     """
+    keys = itertools.chain([key], (f"{key}-{place}" for place in itertools.count(2)))
     for block in blocks:
         match block:
             case doc.Paragraph():
@@ -47,31 +49,36 @@ def draw(
             case doc.Table():
                 table(block)
             case doc.Chain():
-                _chain(block, key)
+                _chain(block, next(keys))
             case doc.Evidence():
-                _evidence(block, key, beside)
+                _evidence(block, next(keys), data, beside)
             case doc.Facts():
                 table(doc.Table(("What", "Value"), block.pairs))
             case doc.Figures():
                 _figures(block.figures)
             case doc.Lines():
-                _lines(block, key, data)
+                _lines(block, next(keys), data)
             case doc.HistogramChart():
                 st.markdown(f"**{escape(block.title)}**")
-                st.plotly_chart(exponent_bars(block.row, block.fmt, 0, x_title=block.x_title))
+                figure = exponent_bars(block.row, block.fmt, 0, x_title=block.x_title)
+                st.plotly_chart(figure, key=next(keys))
             case doc.Links():
                 for link in block.links:
                     st.markdown(f"[{escape(link.text)}]({link.address})")
             case doc.Fold():
                 with chart.details(escape(block.title)):
-                    draw(block.blocks, f"{key}-in", data=data, beside=beside)
+                    draw(block.blocks, f"{next(keys)}-in", data=data, beside=beside)
 
 
 def table(block: doc.Table) -> None:
     """A table of texts; its first column names the rows."""
-    columns = list(block.columns)
-    frame = pd.DataFrame([map(escape, row) for row in block.rows], columns=columns)
-    st.table(frame.set_index(columns[0]), border="horizontal")
+    escaped = tuple(tuple(map(escape, row)) for row in block.rows)
+    frame = _frame(dataclasses.replace(block, rows=escaped))
+    st.table(frame.set_index(block.columns[0]), border="horizontal")
+
+
+def _frame(block: doc.Table) -> pd.DataFrame:
+    return pd.DataFrame(block.rows, columns=list(block.columns))
 
 
 def _paragraph(block: doc.Paragraph) -> None:
@@ -122,6 +129,7 @@ def _links_table(links: Sequence[doc.ChainLink]) -> pd.DataFrame:
 def _evidence(
     block: doc.Evidence,
     key: str,
+    data: Callable[[], pd.DataFrame] | None,
     beside: Callable[[DeltaGenerator, doc.Measured], None] | None,
 ) -> None:
     for m in block.measured:
@@ -132,10 +140,9 @@ def _evidence(
         said.markdown(f"{escape(m.name)}: {number} ({escape(where)})")
         if beside is not None:
             beside(links, m)
-    rows = [(m.name, m.value, m.limit, m.run, m.step) for m in block.measured]
-    columns = ["measured", "value", "limit", "control", "step"]
-    chart.download(lambda: pd.DataFrame(rows, columns=columns), _file(key), key=key)
+    chart.download(data or (lambda: _frame(block.table)), _file(key), key=key)
 
 
 def _file(key: str) -> str:
-    return key.rpartition("-")[2]
+    """The name of its data's file."""
+    return key.removeprefix("dx-")
