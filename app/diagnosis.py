@@ -1,4 +1,9 @@
-"""The page Diagnosis: verdict, chain, evidence, controls, fix, rules, observations."""
+"""The page Diagnosis: forms, buttons and what is live; what is said is drawn from the blocks of
+:mod:`ampscope.story.diagnosis`.
+
+The address may name any run of a diagnosis (`?run=…`): the page shows the diagnosis that it belongs
+to, and the measurements of that very run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunInfo, State
 from ampscope.rules import catalog
-from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
+from ampscope.rules.verdict import Rule, Status, Verdict
 from ampscope.story import diagnosis as story
 from ampscope.story import document as doc
 from ampscope.story import fix_words
@@ -37,13 +42,7 @@ from ampscope.story.run_words import file_name
 from app import chart, links, options, permissions, render, states, store, telemetry
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
-from app.text import ago, code, cut, duration, escape, number, plural
-
-# What the Diagnosis page begins with: which script, its runs so far, and what state they are in.
-#
-# The address may name any run of a diagnosis (`?run=…`): the page shows the diagnosis that it
-# belongs to, and the measurements of that very run.
-
+from app.text import ago, code, cut, duration, escape, plural
 
 _STARTED = "diagnosis-started"  # session key: the script that this browser has started
 _CHANGED = "judged-again"  # session key: what that has changed
@@ -339,7 +338,7 @@ def show_live(case: Case) -> None:
     runs = _recorded((Control(r.spec.control).words, r) for r in case.runs)
     if (losses := story.control_losses(runs)) is not None:
         chart.see("The loss of each run so far.")
-        render.draw([losses], "dx-live", data=lambda: _losses(runs))
+        render.draw([losses], "dx-live")
 
 
 def time_left(run: RunInfo, since_s: float) -> str:
@@ -384,11 +383,8 @@ def show_other_findings(report: DiagnosisResult) -> None:
         render.draw([fold], "dx-other")
 
 
-# The fix: what to change as a patch, what runs with it showed, and a button that runs it again.
-
-
 def show_fix(case: Case, report: DiagnosisResult) -> None:
-    """Of the root cause."""
+    """Of the root cause: what to change, what runs with it showed, a button that runs it again."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
     render.draw(story.fix(report), "dx-fix")
@@ -529,21 +525,7 @@ def show_evidence(case: Case, report: DiagnosisResult) -> None:
                 if entry in (links.GRADIENTS, links.LOSS_SCALE, links.LAYERS):
                     st.page_link(entry.file, label=entry.title, query_params=query | module)
 
-    blocks = story.evidence(report)
-    render.draw(blocks, "dx-evidence", data=lambda: _evidence_table(found.evidence), beside=pages)
-
-
-def _evidence_table(rows: Sequence[Measurement]) -> pd.DataFrame:
-    """With every digit, as it was recorded."""
-    return pd.DataFrame(
-        {
-            "measured": [m.name for m in rows],
-            "value": [str(m.value) for m in rows],
-            "limit": ["" if m.threshold is None else str(m.threshold) for m in rows],
-            "control": [m.run for m in rows],
-            "step": [m.step for m in rows],
-        }
-    )
+    render.draw(story.evidence(report), "dx-evidence", beside=pages)
 
 
 def show_controls(case: Case, report: DiagnosisResult) -> None:
@@ -551,7 +533,7 @@ def show_controls(case: Case, report: DiagnosisResult) -> None:
     st.subheader("The controls side by side", anchor=False)
     named = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
     found = _recorded((name, r) for name, r in named if r is not None and not r.state.is_active)
-    render.draw(story.controls(report, found), "dx-controls", data=lambda: _losses(found))
+    render.draw(story.controls(report, found), "dx-controls")
     cured = fix_words.chosen(report)
     fixed = case.run_of(cured.control) if cured is not None else None
     beside = links.EXTENSION_ENTRIES.get("two_runs")
@@ -564,20 +546,8 @@ def _recorded(named: Iterable[tuple[str, RunInfo]]) -> list[fix_words.ControlRun
     return [fix_words.ControlRun(n, run, store.steps(run), store.totals(run)) for n, run in named]
 
 
-def _losses(recorded: list[fix_words.ControlRun]) -> pd.DataFrame:
-    rows = [
-        (c.name, c.run.id, s.step, number(s.loss) if s.loss is None else repr(s.loss), s.skipped)
-        for c in recorded
-        for s in c.steps
-    ]
-    return pd.DataFrame(rows, columns=["control", "run", "step", "loss", "skipped"])
-
-
-# The compiled runs beside the eager one: each leaves out a layer of the compiler.
-
-
 def show_compiled(case: Case) -> None:
-    """A row for each compiled run: what of the compiler it goes through, and whether it computes
+    """A row for each compiled run, which leaves out a layer of the compiler: what it goes through, and whether it computes
     what eager code does. Nothing for a script that was not run compiled."""
     controls = dict.fromkeys(run.spec.control for run in case.runs)
     wanted = [c for c in controls if c in (BASELINE, "fp32") or Control(c).is_compiled]
@@ -599,16 +569,14 @@ def show_compiled(case: Case) -> None:
         links.link(links.LAYERS, "Kernels that were compiled", run=ended[COMPILED].id)
 
 
-# The raw observations of a run, all of them or those of one step: what verdicts rest on.
-
-
 ALL = "all steps"
 TABLE_PX, UPRIGHT_PX, FIELD_PX = 320, 700, 150
 _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
 
 
 def show_measurements(case: Case, step: int | None) -> None:
-    """A link for each run, then the tables: folded, unless the address names a step.
+    """The raw observations that verdicts rest on: a link for each run, then the tables of one,
+    folded unless the address names a step.
 
     The links lead to ``step``, where the verdict stands.
     """
@@ -743,17 +711,6 @@ def _scanned_at(scan: Scan, step: int) -> bool:
     return scan.step == step or scan.moment in (_KEPT_START, _KEPT_END)
 
 
-# What every rule answered, folded away, and the text that each one is documented with.
-
-
-_TITLES = {
-    Status.FOUND: "found",
-    Status.LATENT: "latent",
-    Status.INCONCLUSIVE: "inconclusive",
-    Status.ERRORED: "failed themselves",
-    Status.PASSED: "passed",
-    Status.NOT_APPLICABLE: "not applicable",
-}
 Answer = tuple[Rule, Verdict]
 
 
@@ -761,10 +718,12 @@ def show_rules(report: DiagnosisResult, run: str) -> None:
     """A folded table for each kind of answer, then any rule's documentation."""
     st.subheader("What every rule answered", anchor=False)
     answers = report.diagnosis.answers
-    groups = {s: [a for a in answers if a[1].status is s] for s in _TITLES}
-    counted = ", ".join(f"{len(groups[s])} {title}" for s, title in _TITLES.items() if groups[s])
+    groups = {s: [a for a in answers if a[1].status is s] for s in story.ANSWERS}
+    counted = ", ".join(
+        f"{len(groups[s])} {title}" for s, title in story.ANSWERS.items() if groups[s]
+    )
     chart.see(f"{len(answers)} rules looked at the evidence: {counted}.")
-    for status, title in _TITLES.items():
+    for status, title in story.ANSWERS.items():
         if groups[status] and status is not Status.FOUND:
             with chart.details(f"Rules: {title} ({len(groups[status])})"):
                 rows = tuple(

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -30,12 +31,10 @@ def draw(
     blocks: Iterable[doc.Block],
     key: str,
     *,
-    data: Callable[[], pd.DataFrame] | None = None,
     beside: Callable[[DeltaGenerator, doc.Measured], None] | None = None,
 ) -> None:
     """Draw the blocks one below the other. ``key`` begins the keys of what can be clicked.
 
-    ``data`` makes the table behind curves or evidence, where it holds more than is shown;
     ``beside`` draws the links of a measurement into the place that it gets.
     """
     keys = itertools.chain([key], (f"{key}-{place}" for place in itertools.count(2)))
@@ -51,13 +50,13 @@ def draw(
             case doc.Chain():
                 _chain(block, next(keys))
             case doc.Evidence():
-                _evidence(block, next(keys), data, beside)
+                _evidence(block, next(keys), beside)
             case doc.Facts():
                 table(doc.Table(("What", "Value"), block.pairs))
             case doc.Figures():
                 _figures(block.figures)
             case doc.Lines():
-                _lines(block, next(keys), data)
+                _lines(block, next(keys))
             case doc.HistogramChart():
                 st.markdown(f"**{escape(block.title)}**")
                 figure = exponent_bars(block.row, block.fmt, 0, x_title=block.x_title)
@@ -67,7 +66,7 @@ def draw(
                     st.markdown(f"[{escape(link.text)}]({link.address})")
             case doc.Fold():
                 with chart.details(escape(block.title)):
-                    draw(block.blocks, f"{next(keys)}-in", data=data, beside=beside)
+                    draw(block.blocks, f"{next(keys)}-in", beside=beside)
 
 
 def table(block: doc.Table) -> None:
@@ -91,21 +90,27 @@ def _figures(figures: Sequence[doc.Figure]) -> None:
     chart.key_figures(short)
 
 
-def _lines(block: doc.Lines, key: str, data: Callable[[], pd.DataFrame] | None) -> None:
-    """Curves with their values below one another, unless the page has a table of its own."""
-    curves = [Curve(s.name, s.points, s.colour, _DASHES[s.dash]) for s in block.series]
-    figure = control_losses(curves, block.x_title)
-    figure.update_yaxes(row=1, col=1, title=block.y_title)
-    chart.show(figure, _file(key), data or (lambda: _values(block)), key=key)
+def _lines(block: doc.Lines, key: str) -> None:
+    chart.show(curves(block), _file(key), lambda: values(block), key=key)
 
 
-def _values(block: doc.Lines) -> pd.DataFrame:
-    rows = [
-        (series.name, step, number)
-        for series in block.series
-        for step, number in zip(series.points.steps, series.points.values, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["curve", block.x_title, block.y_title])
+def curves(block: doc.Lines) -> go.Figure:
+    """The chart of the curves."""
+    drawn = [Curve(s.name, s.points, s.colour, _DASHES[s.dash]) for s in block.series]
+    figure = control_losses(drawn, block.x_title)
+    return figure.update_yaxes(row=1, col=1, title=block.y_title)
+
+
+def values(block: doc.Lines) -> pd.DataFrame:
+    """Every number of the chart, what is not finite as a text."""
+    rows = []
+    for s in block.series:
+        found: dict[int, float | str] = dict(zip(s.points.steps, s.points.values, strict=True))
+        found |= dict.fromkeys(s.points.nan_steps, "nan")
+        found |= dict.fromkeys(s.points.pos_inf_steps, "inf")
+        found |= dict.fromkeys(s.points.neg_inf_steps, "-inf")
+        rows += [(s.name, s.run_id, n, str(found[n]), n in s.skipped) for n in sorted(found)]
+    return pd.DataFrame(rows, columns=["control", "run", "step", block.y_title, "skipped"])
 
 
 def _chain(block: doc.Chain, key: str) -> None:
@@ -129,18 +134,25 @@ def _links_table(links: Sequence[doc.ChainLink]) -> pd.DataFrame:
 def _evidence(
     block: doc.Evidence,
     key: str,
-    data: Callable[[], pd.DataFrame] | None,
     beside: Callable[[DeltaGenerator, doc.Measured], None] | None,
 ) -> None:
-    for m in block.measured:
+    for m, row in zip(block.measured, block.table.rows, strict=True):
         said, links = st.columns(_WIDTHS, vertical_alignment="center")
-        limit = f", limit {m.limit}" if m.limit else ""
-        where = m.run if m.step is None else f"{m.run}, step {m.step:,}"
-        number = f"**{escape(m.value)}**{escape(limit)}"
-        said.markdown(f"{escape(m.name)}: {number} ({escape(where)})")
+        name, number, limit, run, step, _ = map(escape, row)
+        where = f"{run}, step {step}" if step else run
+        said.markdown(f"{name}: **{number}**{f', limit {limit}' if limit else ''} ({where})")
         if beside is not None:
             beside(links, m)
-    chart.download(data or (lambda: _frame(block.table)), _file(key), key=key)
+    chart.download(lambda: _raw(block.measured), _file(key), key=key)
+
+
+def _raw(measured: Sequence[doc.Measured]) -> pd.DataFrame:
+    """With every digit, as it was recorded."""
+    rows = [
+        (m.name, str(m.value), "" if m.limit is None else str(m.limit), m.control, m.step)
+        for m in measured
+    ]
+    return pd.DataFrame(rows, columns=["measured", "value", "limit", "control", "step"])
 
 
 def _file(key: str) -> str:

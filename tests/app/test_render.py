@@ -35,7 +35,7 @@ def every_block() -> None:
         doc.Code(text, "python"),
         doc.Table(("Name", "Value"), ((text, text),)),
         doc.Chain(chain),
-        doc.Evidence((doc.Measured(text, text, text, text, 1_234, "abc"),)),
+        doc.Evidence((doc.Measured(text, 1.5, None, "fp32", 1_234, "abc"),)),
         doc.Facts(((text, text),)),
         doc.Figures((doc.Figure(text, text, text),)),
         doc.Lines(text, "loss", (series,)),

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
-from ampscope.control import BASELINE, COMPILED, Control
+from ampscope.control import BASELINE, COMPILED
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.number_words import number, value
+from ampscope.number_words import number
 from ampscope.records import RunInfo
-from ampscope.rules.verdict import Measurement, Status
+from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 from ampscope.story import document as doc
 from ampscope.story import fix_words, shared, training
@@ -119,20 +119,13 @@ def evidence(report: DiagnosisResult) -> tuple[doc.Block, ...]:
     rows = report.diagnosis.findings[0].verdict.evidence
     if not rows:
         return (doc.Paragraph("The verdict rests on the script's own error."),)
-    return (doc.Evidence(tuple(_measured(report, m) for m in rows)),)
-
-
-def _measured(report: DiagnosisResult, measured: Measurement) -> doc.Measured:
-    control = measured.run or BASELINE
-    run = report.runs.get(control)
-    return doc.Measured(
-        measured.name,
-        value(measured.value),
-        "" if measured.threshold is None else value(measured.threshold),
-        Control(control).words,
-        measured.step,
-        "" if run is None else run.id,
+    runs = {control: run.id for control, run in report.runs.items()}
+    measured = (
+        doc.Measured(m.name, m.value, m.threshold, control, m.step, runs.get(control, ""))
+        for m in rows
+        for control in [m.run or BASELINE]
     )
+    return (doc.Evidence(tuple(measured)),)
 
 
 def _others(report: DiagnosisResult) -> tuple[doc.Block, ...]:
@@ -184,7 +177,7 @@ def controls(
     chart = control_losses(found)
     if chart is None:
         return (doc.Paragraph("No run made an optimizer step, so there is no loss to draw."), table)
-    return (doc.Paragraph(_last_losses(found)), chart, table)
+    return (doc.Paragraph(last_losses(found)), chart, table)
 
 
 def control_losses(found: Sequence[fix_words.ControlRun]) -> doc.Lines | None:
@@ -196,14 +189,14 @@ def control_losses(found: Sequence[fix_words.ControlRun]) -> doc.Lines | None:
         colour, dash = _STYLES.get(c.run.spec.control, _FIXED_STYLE)
         parts = finite_parts([s.step for s in c.steps], [s.loss for s in c.steps])
         skipped = tuple(s.step for s in c.steps if s.skipped)
-        series.append(doc.Series(c.name, parts, colour, dash, skipped))
+        series.append(doc.Series(c.name, parts, colour, dash, skipped, run_id=c.run.id))
     values = [v for s in series for v in s.points.values]
     return (
         doc.Lines("Loss by control", "loss", tuple(series), base=base(values)) if series else None
     )
 
 
-def _last_losses(found: Sequence[fix_words.ControlRun]) -> str:
+def last_losses(found: Sequence[fix_words.ControlRun]) -> str:
     """The last loss of each run, and which curves lie under another."""
     lasts = [(c.name, c.last_loss) for c in found]
     said = "; ".join(f"{name} {'no step' if x is None else number(x)}" for name, x in lasts)
@@ -214,22 +207,22 @@ def _last_losses(found: Sequence[fix_words.ControlRun]) -> str:
     return f"Last loss: {said}." + (f" The same curve: {'; '.join(equal)}." if equal else "")
 
 
-# What every rule answered, so that a reader sees what was looked for and not found.
-
-
-_ORDER = (
-    Status.FOUND,
-    Status.LATENT,
-    Status.INCONCLUSIVE,
-    Status.ERRORED,
-    Status.PASSED,
-    Status.NOT_APPLICABLE,
-)
+# What a rule can answer, in the order that is shown, and what those that answered so are called.
+ANSWERS = {
+    Status.FOUND: "found",
+    Status.LATENT: "latent",
+    Status.INCONCLUSIVE: "inconclusive",
+    Status.ERRORED: "failed themselves",
+    Status.PASSED: "passed",
+    Status.NOT_APPLICABLE: "not applicable",
+}
 
 
 def rule_blocks(report: DiagnosisResult) -> tuple[doc.Block, ...]:
-    """A folded table, what was found first."""
-    answers = sorted(report.diagnosis.answers, key=lambda pair: _ORDER.index(pair[1].status))
+    """A folded table, what was found first, so that a reader sees what was looked for and not
+    found."""
+    order = list(ANSWERS)
+    answers = sorted(report.diagnosis.answers, key=lambda pair: order.index(pair[1].status))
     rows = tuple(
         (CAUSES[rule.id].titled, str(verdict.status).replace("_", " "), verdict.reason)
         for rule, verdict in answers

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ampscope.analysis.training import FiniteParts
+from ampscope.control import Control
+from ampscope.number_words import value
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import Raw
 
@@ -73,13 +75,13 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A number behind a verdict, and where it was measured. ``run_id`` is "" of a run that was
-    deleted."""
+    """A number behind a verdict, and the ``control`` under which it was measured. ``run_id`` is ""
+    of a run that was deleted."""
 
     name: str
-    value: str
-    limit: str
-    run: str
+    value: float | str
+    limit: float | str | None
+    control: str
     step: int | None
     run_id: str
 
@@ -94,7 +96,15 @@ class Evidence:
     def table(self) -> Table:
         """For what has no links to the pages of a run."""
         rows = tuple(
-            (m.name, m.value, m.limit, m.run, _step(m.step), m.run_id) for m in self.measured
+            (
+                m.name,
+                value(m.value),
+                "" if m.limit is None else value(m.limit),
+                Control(m.control).words,
+                _step(m.step),
+                m.run_id,
+            )
+            for m in self.measured
         )
         return Table(("Measured", "Value", "Limit", "Run", "Step", "Id"), rows, numeric=(1, 2, 4))
 
@@ -137,6 +147,7 @@ class Series:
     dash: str = ""  # SVG's stroke-dasharray
     skipped: tuple[int, ...] = ()
     is_stepped: bool = False  # holds its value until the next point, as a loss scale does
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
