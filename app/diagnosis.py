@@ -547,8 +547,8 @@ def _recorded(named: Iterable[tuple[str, RunInfo]]) -> list[fix_words.ControlRun
 
 
 def show_compiled(case: Case) -> None:
-    """A row for each compiled run, which leaves out a layer of the compiler: what it goes through, and whether it computes
-    what eager code does. Nothing for a script that was not run compiled."""
+    """A row for each compiled run, which leaves out a layer of the compiler: what it goes through,
+    and whether it computes what eager code does. Nothing for a script that was not run compiled."""
     controls = dict.fromkeys(run.spec.control for run in case.runs)
     wanted = [c for c in controls if c in (BASELINE, "fp32") or Control(c).is_compiled]
     ended = {c: run for c in wanted if (run := case.run_of(c)) and not run.state.is_active}
