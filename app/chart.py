@@ -15,7 +15,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 from streamlit.elements.lib.column_types import ColumnConfig
 
-from ampscope.report.document import Figure
+from ampscope.story.document import Figure
 from app import permissions
 from app.text import escape, for_csv
 

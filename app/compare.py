@@ -14,7 +14,7 @@ from ampscope.compare.verdict import claims, comparison_json, verdict
 from ampscope.number_words import seconds
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Machine, RunInfo
-from ampscope.report.palette import dtype_color
+from ampscope.story.palette import dtype_color
 from app import chart, states, store
 from app.chart import KeyFigure
 from app.figures.comparison import memory_bars, memory_words, step_bars, throughput

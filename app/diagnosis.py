@@ -1,4 +1,9 @@
-"""The page Diagnosis: verdict, chain, evidence, controls, fix, rules, observations."""
+"""The page Diagnosis: forms, buttons and what is live; what is said is drawn from the blocks of
+:mod:`ampscope.story.diagnosis`.
+
+The address may name any run of a diagnosis (`?run=…`): the page shows the diagnosis that it belongs
+to, and the measurements of that very run.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,15 @@ import dataclasses
 import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.analysis import compiled_runs
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
 from ampscope.control import BASELINE, COMPILED, Control
 from ampscope.diagnosis.cure import comes_too_late
@@ -27,24 +32,17 @@ from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunInfo, State
-from ampscope.report import fix_words
-from ampscope.report import verdict_words as words
-from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
-from ampscope.report.run_words import file_name
-from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
-from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
-from app import chart, links, options, permissions, states, store, telemetry
-from app.figures.training import Curve, control_losses
+from ampscope.rules.verdict import Rule, Status, Verdict
+from ampscope.story import diagnosis as story
+from ampscope.story import document as doc
+from ampscope.story import fix_words
+from ampscope.story import verdict_words as words
+from ampscope.story.run_words import file_name
+from app import chart, links, options, permissions, render, states, store, telemetry
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
-from app.text import ago, code, cut, duration, escape, number, plural
-
-# What the Diagnosis page begins with: which script, its runs so far, and what state they are in.
-#
-# The address may name any run of a diagnosis (`?run=…`): the page shows the diagnosis that it
-# belongs to, and the measurements of that very run.
-
+from app.text import ago, code, cut, duration, escape, plural
 
 _STARTED = "diagnosis-started"  # session key: the script that this browser has started
 _CHANGED = "judged-again"  # session key: what that has changed
@@ -337,14 +335,10 @@ def show_live(case: Case) -> None:
         most = f" of at most {run.spec.steps:,}"
         done = f"{plural(run.steps_done, 'step')}{most}, {duration(since_s)} so far"
         st.caption(escape(f"{Control(run.spec.control).words}: {done}{time_left(run, since_s)}"))
-    runs = [
-        fix_words.ControlRun(Control(r.spec.control).words, r, store.steps(r), store.totals(r))
-        for r in case.runs
-    ]
-    curves = [_curve(control) for control in runs if control.steps]
-    if curves:
+    runs = _recorded((Control(r.spec.control).words, r) for r in case.runs)
+    if (losses := story.control_losses(runs)) is not None:
         chart.see("The loss of each run so far.")
-        chart.show(control_losses(curves), "live", lambda: _losses(runs), key="dx-live")
+        render.draw([losses], "dx-live")
 
 
 def time_left(run: RunInfo, since_s: float) -> str:
@@ -358,119 +352,50 @@ def time_left(run: RunInfo, since_s: float) -> str:
     return f", stopped after {duration(limit_s)} at the latest" if limit_s < math.inf else ""
 
 
-# Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.
-
-
-METRIC_LENGTH = 24  # fits beside the three other figures at 1,440 px, and on a phone
-
-
 def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     chart.sentence(words.verdict(report, baseline))
-    headline = words.headline(report)
-    paragraph = words.paragraph(report, baseline)
-    problem = words.could_not_run(report, baseline)
-    findings = report.diagnosis.findings
-    if headline and not findings:
-        chart.see(headline)
-    chart.see(paragraph)
-    next_step = words.next_step(report, baseline)
-    if findings and not problem and findings[0].verdict.code:
-        st.code(findings[0].verdict.code, language="python", wrap_lines=True)
-    st.markdown(f"**What to do.** {escape(next_step)}")
-    if problem or not findings:
-        if next_step.endswith(":") and not case.head.spec.imported:
-            command = script_command(case.head, words.options(report, baseline))
-            st.code(command, language="bash", wrap_lines=True)
-    else:
-        where, *rest = words.key_figures(report)
-        chart.key_figures(
-            [dataclasses.replace(where, value=cut(where.value, METRIC_LENGTH)), *rest]
-        )
-        if line := findings[0].verdict.line:
+    is_ours = not case.head.spec.imported  # of an import no file is here to be run
+    command = script_command(case.head, words.options(report, baseline)) if is_ours else ""
+    render.draw(story.verdict(report, baseline, command), "dx-verdict")
+    is_judged = not words.could_not_run(report, baseline)
+    for finding in report.diagnosis.findings[: int(is_judged)]:
+        if line := finding.verdict.line:
             links.link(links.SOURCE, f"{escape(line)} in the source", run=case.head.id, line=line)
-    if headline and findings:
-        st.caption(escape(headline))
-    if notes := words.other_notes(report, paragraph):
-        st.caption(escape(notes))
     if report.rules not in ("", rules_version()):
         _offer_another(case, report.rules)
-    _error(case, baseline)
-    return not problem
+    render.draw(story.error(case.head, baseline), "dx-error")
+    return is_judged
 
 
 def show_chain(report: DiagnosisResult, baseline: RunView) -> None:
     """From root cause to symptom."""
-    finding = report.diagnosis.findings[0]
     st.subheader("From the cause to what you see", anchor=False)
-    found = causal_chain(finding, baseline, report.diagnosis.symptoms)
-    with st.container(gap="xxsmall", key="dx-chain"):
-        for place, link in enumerate(found):
-            _box(place, link)
-    chart.download(lambda: _table(found), "chain", key="dx-chain")
-
-
-def _box(place: int, link: Link) -> None:
-    """One box of the chain. Its key carries the colour of its left edge (states.STYLE): that of NaN
-    and Inf, which its text names too, or that of the root."""
-    if place:
-        st.markdown(":gray[:material/arrow_downward:]")
-    edge = "nonfinite" if link.is_nonfinite else "root" if link.is_root else "plain"
-    with st.container(border=True, gap="xxsmall", key=f"dx-chain-{edge}-{place}"):
-        st.markdown(f"**{escape(link.title)}**  \n{escape(link.detail)}")
+    render.draw(story.chain(report, baseline), "dx-chain")
 
 
 def show_other_findings(report: DiagnosisResult) -> None:
     """Further causes that were found beside the first, and losses without harm so far."""
-    also = [(f, words.heading(f, "Also found")) for f in report.diagnosis.findings[1:]]
-    also += [(f, words.heading(f, "Latent")) for f in report.diagnosis.latent]
-    for finding, title in also:
-        with chart.details(escape(title)):
-            chart.see(finding.verdict.reason)
-            if finding.verdict.fix.text:
-                st.markdown(f"**What to do.** {escape(finding.verdict.fix.text)}")
-            if finding.verdict.fix.patch:
-                st.code(finding.verdict.fix.patch, language="python")
-
-
-def _error(case: Case, baseline: RunView) -> None:
-    """The script's own exception, whole."""
-    outcome = baseline.outcome
-    if outcome.error_text or case.head.traceback:
-        title = "The script's own error" if outcome.error_text else "Where it stood"
-        with chart.details(title):
-            text = case.head.traceback or f"{outcome.error_type}: {outcome.error_text}"
-            st.code(text, language=None, wrap_lines=True)
-
-
-def _table(links: list[Link]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "place": range(1, len(links) + 1),
-            "what": [link.title for link in links],
-            "detail": [link.detail for link in links],
-            "step": [link.step for link in links],
-        }
-    )
-
-
-# The fix: what to change as a patch, what runs with it showed, and a button that runs it again.
+    also = [(f, "Also found") for f in report.diagnosis.findings[1:]]
+    also += [(f, "Latent") for f in report.diagnosis.latent]
+    for finding, rank in also:
+        fold = doc.Fold(words.heading(finding, rank), story.advice(finding))
+        render.draw([fold], "dx-other")
 
 
 def show_fix(case: Case, report: DiagnosisResult) -> None:
-    """Of the root cause."""
+    """Of the root cause: what to change, what runs with it showed, a button that runs it again."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
-    cured = fix_words.chosen(report)
-    chart.see(fix_words.sentence(finding, cured))
-    patch = fix_words.patch(finding, cured)
-    if patch:
-        st.code(patch, language="python")
+    render.draw(story.fix(report), "dx-fix")
     is_late = _comes_too_late(case, report, finding)
     _proof(case, report, finding, is_late=is_late)
     if not is_late:
         _run(case, report, finding)
-    _tried(report)
+    if report.trials:
+        with chart.details("What was tried, and seen"):
+            render.table(story.tried(report))
+            st.caption("Each of these runs is among the measurements below.")
 
 
 def _comes_too_late(case: Case, report: DiagnosisResult, finding: Finding) -> bool:
@@ -580,141 +505,50 @@ def _with_reference(word: str) -> list[str]:
     return [word, Control(word).in_fp32] if Control(word).first.name == "lr" else [word]
 
 
-def _tried(report: DiagnosisResult) -> None:
-    if not report.trials:
-        return
-    with chart.details("What was tried, and seen"):
-        rows = [map(escape, row) for row in fix_words.trial_rows(report)]
-        table = pd.DataFrame(rows, columns=list(fix_words.TRIAL_COLUMNS))
-        st.table(table.set_index(fix_words.TRIAL_COLUMNS[0]), border="horizontal")
-        st.caption("Each of these runs is among the measurements below.")
-
-
-# Evidence of the root cause, each row with links to where it was measured.
-
-
-_WIDTHS = [11, 9]  # four links fit beside each other at 1,440 px
-
-
-def show_evidence(case: Case, finding: Finding) -> None:
-    """A row for each measurement behind the verdict."""
+def show_evidence(case: Case, report: DiagnosisResult) -> None:
+    """A row for each measurement behind the verdict, with links to where it was measured."""
     st.subheader("Evidence", anchor=False)
-    rows = finding.verdict.evidence
-    if not rows:
-        chart.see("The verdict rests on the script's own error; its text is in the measurements.")
-        return
-    chart.see("Each number with its run and step; the links open the pages that show it.")
-    for measurement in rows:
-        _row(case, finding, measurement)
-    chart.download(lambda: _evidence_table(rows), "evidence", key="dx-evidence")
+    found = report.diagnosis.findings[0].verdict
+    if found.evidence:
+        chart.see("Each number with its run and step; the links open the pages that show it.")
+    module = {"module": found.module} if found.module else {}
 
+    def pages(place: DeltaGenerator, measured: doc.Measured) -> None:
+        run = next((r for r in case.runs if r.id == measured.run_id), None)
+        if run is None:
+            place.caption("this run was deleted")
+            return
+        query = {"run": run.id} | ({} if measured.step is None else {"step": str(measured.step)})
+        with place.container(horizontal=True, gap="small"):
+            st.page_link(links.DIAGNOSIS.file, label="Measurements", query_params=query)
+            for entry in run_page.pages_of(run):
+                if entry in (links.GRADIENTS, links.LOSS_SCALE, links.LAYERS):
+                    st.page_link(entry.file, label=entry.title, query_params=query | module)
 
-def _row(case: Case, finding: Finding, measured: Measurement) -> None:
-    said, addresses = st.columns(_WIDTHS, vertical_alignment="center")
-    run = case.run_of(measured.run or "as_is")
-    step = measured.step
-    limit = "" if measured.threshold is None else f", limit {value(measured.threshold)}"
-    at = "" if step is None else f", step {step:,}"
-    where = Control(measured.run or "as_is").words + at
-    number = f"**{escape(value(measured.value))}**{escape(limit)}"
-    said.markdown(f"{escape(measured.name)}: {number} ({escape(where)})")
-    if run is None:
-        addresses.caption("this run was deleted")
-        return
-    query = {"run": run.id} | ({} if step is None else {"step": str(step)})
-    with addresses.container(horizontal=True, gap="small"):
-        st.page_link(links.DIAGNOSIS.file, label="Measurements", query_params=query)
-        for entry in run_page.pages_of(run):
-            if entry not in (links.GRADIENTS, links.LOSS_SCALE, links.LAYERS):
-                continue
-            module = {"module": finding.verdict.module} if finding.verdict.module else {}
-            st.page_link(entry.file, label=entry.title, query_params=query | module)
-
-
-def _evidence_table(rows: tuple[Measurement, ...]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "measured": [m.name for m in rows],
-            "value": [str(m.value) for m in rows],
-            "limit": ["" if m.threshold is None else str(m.threshold) for m in rows],
-            "control": [m.run for m in rows],
-            "step": [m.step for m in rows],
-        }
-    )
-
-
-# The controls side by side: the same script: baseline, in fp32, in bf16, and with the fix.
-
-
-# The baseline has no dtype's colour: it may be fp16 in one part only.
-_STYLES = {
-    "as_is": (dtype_color("fp16"), "solid"),
-    "fp32": (dtype_color("fp32"), "dash"),
-    "bf16": (dtype_color("bf16"), "dot"),
-    COMPILED: (OTHER_DTYPE, "longdash"),
-}
-_FIXED_STYLE = (MEASURE, "dashdot")
+    render.draw(story.evidence(report), "dx-evidence", beside=pages)
 
 
 def show_controls(case: Case, report: DiagnosisResult) -> None:
-    """The chart, a row for each control, and the way to its measurements."""
+    """The same script as it is, in fp32, in bf16 and with the fix: a chart, and a row for each."""
     st.subheader("The controls side by side", anchor=False)
-    found = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
-    recorded = [
-        fix_words.ControlRun(name, run, store.steps(run), store.totals(run))
-        for name, run in found
-        if run is not None and not run.state.is_active
-    ]
-    chart.see(_seen(recorded))
-    curves = [_curve(control) for control in recorded if control.steps]
-    if curves:
-        figure = control_losses(curves)
-        chart.show(figure, "controls", lambda: _losses(recorded), key="dx-controls")
+    named = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
+    found = _recorded((name, r) for name, r in named if r is not None and not r.state.is_active)
+    render.draw(story.controls(report, found), "dx-controls")
     cured = fix_words.chosen(report)
     fixed = case.run_of(cured.control) if cured is not None else None
     beside = links.EXTENSION_ENTRIES.get("two_runs")
     if beside and fixed is not None and fixed.steps_done and case.head.steps_done:
         label = "Unchanged and fixed, side by side"
         links.link(beside, label, run=case.head.id, second=fixed.id)
-    rows = [map(escape, fix_words.control_row(report, control)) for control in recorded]
-    table = pd.DataFrame(rows, columns=list(fix_words.CONTROL_COLUMNS))
-    st.table(table.set_index("Control"), border="horizontal")
 
 
-def _curve(control: fix_words.ControlRun) -> Curve:
-    color, dash = _STYLES.get(control.run.spec.control, _FIXED_STYLE)
-    parts = finite_parts([s.step for s in control.steps], [s.loss for s in control.steps])
-    return Curve(control.name, parts, color or OTHER_DTYPE, dash)
-
-
-def _seen(recorded: list[fix_words.ControlRun]) -> str:
-    lasts = [(c.name, c.last_loss) for c in recorded]
-    parts = [f"{name} {'no step' if last is None else number(last)}" for name, last in lasts]
-    if not parts:
-        return "No run has ended yet."
-    curves: dict[tuple[str, ...], list[str]] = {}
-    for control in recorded:  # one that lies under another is not seen
-        curves.setdefault(tuple(str(s.loss) for s in control.steps), []).append(control.name)
-    equal = [" and ".join(names) for losses, names in curves.items() if losses and names[1:]]
-    coincide = f" The same curve: {'; '.join(equal)}." if equal else ""
-    return f"Last loss: {'; '.join(parts)}.{coincide}"
-
-
-def _losses(recorded: list[fix_words.ControlRun]) -> pd.DataFrame:
-    rows = [
-        (c.name, c.run.id, s.step, number(s.loss) if s.loss is None else repr(s.loss), s.skipped)
-        for c in recorded
-        for s in c.steps
-    ]
-    return pd.DataFrame(rows, columns=["control", "run", "step", "loss", "skipped"])
-
-
-# The compiled runs beside the eager one: each leaves out a layer of the compiler.
+def _recorded(named: Iterable[tuple[str, RunInfo]]) -> list[fix_words.ControlRun]:
+    return [fix_words.ControlRun(n, run, store.steps(run), store.totals(run)) for n, run in named]
 
 
 def show_compiled(case: Case) -> None:
-    """A row for each compiled run: what of the compiler it goes through, and whether it computes
-    what eager code does. Nothing for a script that was not run compiled."""
+    """A row for each compiled run, which leaves out a layer of the compiler: what it goes through,
+    and whether it computes what eager code does. Nothing for a script that was not run compiled."""
     controls = dict.fromkeys(run.spec.control for run in case.runs)
     wanted = [c for c in controls if c in (BASELINE, "fp32") or Control(c).is_compiled]
     ended = {c: run for c in wanted if (run := case.run_of(c)) and not run.state.is_active}
@@ -729,14 +563,10 @@ def show_compiled(case: Case) -> None:
         f"{healthy:,} of {plural(len(found), 'compiled run')} computed what eager code does, up to "
         "rounding." + ("" if blamed is None else f" What differs is made by {blamed}.")
     )
-    rows = [map(escape, (arm.control.words, arm.through, arm.words)) for arm in found]
-    table = pd.DataFrame(rows, columns=["Run", "What of the compiler runs", "Beside eager code"])
-    st.table(table.set_index("Run"), border="horizontal")
+    rows = tuple((arm.control.words, arm.through, arm.words) for arm in found)
+    render.table(doc.Table(("Run", "What of the compiler runs", "Beside eager code"), rows))
     if views[COMPILED].kernels:
         links.link(links.LAYERS, "Kernels that were compiled", run=ended[COMPILED].id)
-
-
-# The raw observations of a run, all of them or those of one step: what verdicts rest on.
 
 
 ALL = "all steps"
@@ -745,7 +575,8 @@ _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no on
 
 
 def show_measurements(case: Case, step: int | None) -> None:
-    """A link for each run, then the tables: folded, unless the address names a step.
+    """The raw observations that verdicts rest on: a link for each run, then the tables of one,
+    folded unless the address names a step.
 
     The links lead to ``step``, where the verdict stands.
     """
@@ -880,17 +711,6 @@ def _scanned_at(scan: Scan, step: int) -> bool:
     return scan.step == step or scan.moment in (_KEPT_START, _KEPT_END)
 
 
-# What every rule answered, folded away, and the text that each one is documented with.
-
-
-_TITLES = {
-    Status.FOUND: "found",
-    Status.LATENT: "latent",
-    Status.INCONCLUSIVE: "inconclusive",
-    Status.ERRORED: "failed themselves",
-    Status.PASSED: "passed",
-    Status.NOT_APPLICABLE: "not applicable",
-}
 Answer = tuple[Rule, Verdict]
 
 
@@ -898,13 +718,19 @@ def show_rules(report: DiagnosisResult, run: str) -> None:
     """A folded table for each kind of answer, then any rule's documentation."""
     st.subheader("What every rule answered", anchor=False)
     answers = report.diagnosis.answers
-    groups = {s: [a for a in answers if a[1].status is s] for s in _TITLES}
-    counted = ", ".join(f"{len(groups[s])} {title}" for s, title in _TITLES.items() if groups[s])
+    groups = {s: [a for a in answers if a[1].status is s] for s in story.ANSWERS}
+    counted = ", ".join(
+        f"{len(groups[s])} {title}" for s, title in story.ANSWERS.items() if groups[s]
+    )
     chart.see(f"{len(answers)} rules looked at the evidence: {counted}.")
-    for status, title in _TITLES.items():
+    for status, title in story.ANSWERS.items():
         if groups[status] and status is not Status.FOUND:
             with chart.details(f"Rules: {title} ({len(groups[status])})"):
-                st.table(_rule_table(groups[status]).set_index("Cause"), border="horizontal")
+                rows = tuple(
+                    (CAUSES[rule.id].titled, verdict.reason or "nothing of the kind")
+                    for rule, verdict in groups[status]
+                )
+                render.table(doc.Table(("Cause", "Answer"), rows))
     with chart.details("What a rule looks for"):
         if st.session_state.get(_RULE_OF, run) != run:  # of another diagnosis
             links.keep("rule", None)
@@ -916,15 +742,6 @@ def documentation_sections(documentation: str) -> list[tuple[str, str]]:
     """(heading, text) of a rule's documentation; its first line has an empty heading."""
     first = documentation.strip().partition("\n")[0]
     return [("", first), *catalog.sections(documentation)]
-
-
-def _rule_table(answers: list[Answer]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "Cause": [escape(CAUSES[rule.id].titled) for rule, _ in answers],
-            "Answer": [escape(verdict.reason) or "nothing of the kind" for _, verdict in answers],
-        }
-    )
 
 
 def _documentation(answers: tuple[Answer, ...]) -> None:

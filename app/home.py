@@ -11,11 +11,11 @@ from ampscope.analysis.ranks import is_rank
 from ampscope.control import Control
 from ampscope.number_words import plural
 from ampscope.records import Cadence, RunInfo, RunSpec, State, StepTotals
-from ampscope.report import fix_words
-from ampscope.report import verdict_words as words
-from ampscope.report.run_words import rules
-from ampscope.report.training_words import ALARM_NAMES
 from ampscope.store.db import default_path
+from ampscope.story import fix_words
+from ampscope.story import verdict_words as words
+from ampscope.story.run_words import rules
+from ampscope.story.training_words import ALARM_NAMES
 from app import links, options, permissions, states, store, zoo
 from app.run_list import Entry, entries, going_on, listed_runs, rows, watched, why_ended
 from app.runs import diagnoses, live, run_page

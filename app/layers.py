@@ -20,7 +20,7 @@ from ampscope.observations import Kernel
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.policy.op_lists import list_words
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
-from ampscope.report.palette import OTHER_DTYPE, dtype_color
+from ampscope.story.palette import OTHER_DTYPE, dtype_color
 from app import chart, links, permissions, states, store
 from app.chart import KeyFigure
 from app.figures import modules as flops_figure

@@ -24,10 +24,10 @@ from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.observations import Call
 from ampscope.records import Frame, NonFiniteRecord, Role, RunInfo, StepRecord, StepTotals
-from ampscope.report import training_words
 from ampscope.scalers import replay as lab
 from ampscope.store.reader import Reader
 from ampscope.store.series import first_nonfinite
+from ampscope.story import training_words
 from app import chart, links, states, store
 from app.figures.loss_scale import replayed_scales, scale_windows
 from app.figures.training import scale_trajectory

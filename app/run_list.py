@@ -15,9 +15,9 @@ from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.causes import CAUSES
 from ampscope.number_words import plural
 from ampscope.records import Event, RunInfo, State, StepTotals
-from ampscope.report.run_words import file_name, rules
 from ampscope.store.processes import whose
 from ampscope.store.reader import Reader, StoredVerdict
+from ampscope.story.run_words import file_name, rules
 from app import links, permissions, run_rows, states, store
 from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape

@@ -15,8 +15,8 @@ import streamlit as st
 from ampscope.control import Control
 from ampscope.errors import AmpscopeError, StoreBusy
 from ampscope.records import RunInfo, State
-from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE
-from ampscope.report.run_words import why_no_histograms
+from ampscope.story.palette import MEASURE, NONFINITE, OUTLINE
+from ampscope.story.run_words import why_no_histograms
 from app import links, permissions
 from app.links import CLASSROOM, ENTRIES, NEW_PROBE, Entry
 from app.permissions import ClassRole

@@ -17,8 +17,8 @@ from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
 from ampscope.analysis.training import Training, training_of
 from ampscope.errors import AmpscopeError
 from ampscope.records import Event, Role, RunInfo, StepRecord, StepTotals
-from ampscope.report.palette import MEASURE, OTHER_DTYPE
-from ampscope.report.training_words import ALARM_NAMES, answer, key_figures
+from ampscope.story.palette import MEASURE, OTHER_DTYPE
+from ampscope.story.training_words import ALARM_NAMES, answer, key_figures
 from app import chart, links, options, permissions, states, store
 from app.figures.training import Curve, control_losses, training_curves
 from app.runs import diagnoses, workload_choice

@@ -16,8 +16,8 @@ from ampscope.causes import CAUSES
 from ampscope.control import BASELINE
 from ampscope.errors import AmpscopeError
 from ampscope.records import RunInfo
-from ampscope.report import fix_words
-from ampscope.report.verdict_words import could_not_run
+from ampscope.story import fix_words
+from ampscope.story.verdict_words import could_not_run
 from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, Answer, script_path
 from app import chart, links, permissions
 from app.chart import KeyFigure

@@ -37,14 +37,14 @@ from ampscope.records import (
     Role,
     UnderflowCounts,
 )
-from ampscope.report.build import document, of_reports
-from ampscope.report.html import to_html
-from ampscope.report.markdown import to_markdown, to_notebook
+from ampscope.render.html import to_html
+from ampscope.render.markdown import to_markdown, to_notebook
 from ampscope.store import export, series
 from ampscope.store.importing import import_file
 from ampscope.store.importing.values import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run
+from ampscope.story.build import document, of_reports
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' made-up runs

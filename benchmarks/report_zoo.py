@@ -20,10 +20,10 @@ from pathlib import Path
 
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.records import RunInfo
-from ampscope.report.build import document, heads
-from ampscope.report.html import MAX_BYTES, to_html
-from ampscope.report.markdown import to_markdown
+from ampscope.render.html import MAX_BYTES, to_html
+from ampscope.render.markdown import to_markdown
 from ampscope.store.reader import Reader
+from ampscope.story.build import document, heads
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of starting a Chromium

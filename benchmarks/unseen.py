@@ -22,7 +22,7 @@ from typing import Any
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.pythons import framework_of
 from ampscope.records import RunSpec
-from ampscope.report.contract import document
+from ampscope.render.contract import document
 
 FOLDER = Path(__file__).parent / "unseen"
 

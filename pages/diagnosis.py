@@ -25,7 +25,7 @@ with states.contained():
     diagnosis.show_compiled(case)
 if found is not None:
     with states.contained():
-        diagnosis.show_evidence(case, found)
+        diagnosis.show_evidence(case, report)
 with states.contained():
     diagnosis.show_measurements(case, found.verdict.step if found is not None else None)
 with states.contained():

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ampscope.ext.frameworks.differences import LOWEST, LayerSeen
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import exponent_range
-from ampscope.report.palette import DTYPES, MEASURE, OUTLINE
+from ampscope.story.palette import DTYPES, MEASURE, OUTLINE
 from app.figures.exponents import TOP_PX, exponent_axis
 from app.text import for_plotly, power
 

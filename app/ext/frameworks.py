@@ -23,7 +23,7 @@ from ampscope.ext.frameworks.networks import SHARED
 from ampscope.numerics.formats import FORMATS
 from ampscope.pythons import TORCH, find_python, why_missing
 from ampscope.records import Machine, Role, RunInfo, RunSpec, State
-from ampscope.report.run_words import rules
+from ampscope.story.run_words import rules
 from app import chart, links, permissions, states, store
 from app.chart import KeyFigure
 from app.ext.figures import framework_lines

@@ -21,9 +21,9 @@ from ampscope.ext.diff.runs import read_values, recorded
 from ampscope.ext.diff.two_runs import Pair, pairs, parting, parting_answer
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import OP_STEP, Frame, Role, RunInfo, ShadowRecord, StepRecord
-from ampscope.report.contents.shared import format_of
-from ampscope.report.palette import MEASURE, OVERFLOW
 from ampscope.store.reader import Reader
+from ampscope.story.palette import MEASURE, OVERFLOW
+from ampscope.story.shared import format_of
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import mirrored_bars

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ampscope.compare.comparison import BatchSearch, PrecisionResults
 from ampscope.number_words import binary_size
 from ampscope.records import MemorySplit, StepTimes
-from ampscope.report.palette import OUTLINE, dtype_color
+from ampscope.story.palette import OUTLINE, dtype_color
 from app.figures import ABOVE
 from app.figures.hardware import error_bars
 from app.text import for_plotly

@@ -29,7 +29,7 @@ from ampscope.numerics.histogram import (
     exponent_range,
     zone_spans,
 )
-from ampscope.report.palette import NONFINITE, OUTLINE, ZERO, ZONES
+from ampscope.story.palette import NONFINITE, OUTLINE, ZERO, ZONES
 from app.figures.cache import cached_figure
 from app.text import for_plotly, power
 

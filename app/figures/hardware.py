@@ -16,7 +16,7 @@ from ampscope.analysis.bench import DIMENSIONS, STEP, position
 from ampscope.analysis.ceilings import LABELS, SERIES, WIDTHS, VendorFigures
 from ampscope.number_words import rate_words
 from ampscope.records import Rate
-from ampscope.report.palette import OUTLINE, dtype_color
+from ampscope.story.palette import OUTLINE, dtype_color
 from app.figures import ABOVE
 from app.text import for_plotly
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from ampscope.report.palette import OUTLINE
+from ampscope.story.palette import OUTLINE
 from app.figures import ABOVE
 from app.figures.cache import cached_figure
 

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 
 from ampscope.analysis.underflow import ModuleWindow
 from ampscope.records import StepRecord
-from ampscope.report.palette import LOST, MEASURE, NONFINITE, NORMAL, OUTLINE, OVERFLOW
 from ampscope.scalers.replay import Replay
+from ampscope.story.palette import LOST, MEASURE, NONFINITE, NORMAL, OUTLINE, OVERFLOW
 from app.figures import ABOVE
 from app.text import cut, for_plotly, power
 

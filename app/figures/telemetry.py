@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from ampscope.analysis.telemetry import HELD_BACK
 from ampscope.records import Sample, StepRecord
-from ampscope.report.palette import MEASURE, OUTLINE, OVERFLOW
+from ampscope.story.palette import MEASURE, OUTLINE, OVERFLOW
 from app.text import for_plotly
 
 SPACING_PX, TOP_PX, BOTTOM_PX, HEIGHT_PX, BAND_PX = 40, 64, 50, 120, 26

@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 
 from ampscope.analysis.training import FiniteParts, finite_parts
 from ampscope.records import RunInfo, StepRecord
-from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
+from ampscope.story.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
 from app.figures import ABOVE, TOOLBAR_PX
 from app.text import cut, for_plotly, power
 

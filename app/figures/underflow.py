@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ampscope.analysis.underflow import Counts
-from ampscope.report.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
+from ampscope.story.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
 from app.figures import exponents
 from app.text import for_plotly
 

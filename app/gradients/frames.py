@@ -21,9 +21,9 @@ from ampscope.analysis.training import is_bad
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import Raw, add_rows
 from ampscope.records import Frame, Role, RunInfo, StepRecord
-from ampscope.report.contents.shared import format_of
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
+from ampscope.story.shared import format_of
 from app import store
 from app.runs.loss_scales import optimizers, skip_evidence
 from app.runs.module_names import names_by_index

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ampscope.records import Result
-from ampscope.report.palette import DTYPES, NORMAL
+from ampscope.story.palette import DTYPES, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines

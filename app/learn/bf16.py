@@ -9,7 +9,7 @@ from statistics import median
 import pandas as pd
 
 from ampscope.records import Curve, Result
-from ampscope.report.palette import DTYPES, NORMAL
+from ampscope.story.palette import DTYPES, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.records import EnergyUse, Result, StepTimes
-from ampscope.report.palette import dtype_color
+from ampscope.story.palette import dtype_color
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Bars, stacked_bars

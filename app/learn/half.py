@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from ampscope.lessons.mistakes import HALF_LENET
 from ampscope.records import Curve, Result
-from ampscope.report.palette import DTYPES, MEASURE, NONFINITE, NORMAL
+from ampscope.story.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ampscope.records import NonFiniteCounts, Result
-from ampscope.report.palette import NONFINITE, NORMAL, OVERFLOW
+from ampscope.story.palette import NONFINITE, NORMAL, OVERFLOW
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Bars, stacked_bars

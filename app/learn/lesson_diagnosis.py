@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
-import pandas as pd
 import streamlit as st
 
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.lessons.mistakes import STEPS, Mistake, script_path
-from ampscope.records import StepRecord
-from ampscope.report import verdict_words as diagnosis_words
-from ampscope.report.palette import DTYPES
-from app import chart, links, permissions, store
-from app.figures.lessons import Line, lines
+from ampscope.story import diagnosis as story
+from ampscope.story import fix_words
+from ampscope.story import verdict_words as diagnosis_words
+from app import chart, links, permissions, render, store
 from app.learn import lesson_page
 from app.runs import diagnoses, run_page
 from app.runs.diagnoses import Case
-from app.text import duration, escape, number
-
-STYLES = {"as_is": (DTYPES["fp16"], "solid"), "fp32": (DTYPES["fp32"], "dash")}
+from app.text import duration, escape
 
 
 def section(mistake: Mistake) -> None:
@@ -94,27 +88,21 @@ def found(case: Case) -> None:
 
 
 def _losses(case: Case) -> None:
-    runs = {c: run for c in STYLES if (run := case.run_of(c)) is not None}
-    steps = {c: [s for s in store.steps(run) if s.loss is not None] for c, run in runs.items()}
-    curves = [
-        Line(f"the script {Control(c).words}", [s.step for s in seen], [_drawn(s) for s in seen],
-             STYLES[c][0], dash=STYLES[c][1], has_markers=len(seen) < 3)
-        for c, seen in steps.items() if seen
-    ]  # fmt: skip
-    if not curves:
+    runs = {c: run for c in (BASELINE, "fp32") if (run := case.run_of(c)) is not None}
+    recorded = [
+        fix_words.ControlRun(Control(c).words, run, store.steps(run), store.totals(run))
+        for c, run in runs.items()
+    ]
+    losses = story.control_losses(recorded)
+    if losses is None:
         st.caption("No loss was recorded of its runs.")
         return
-    text = "; ".join(f"{c.name}: last loss {number(c.y[-1])}" for c in curves) + "."
-    figure = lines(curves, x_title="optimizer step", y_title="loss")
-    table = pd.DataFrame(
-        [(c, s.step, s.loss, s.skipped) for c, seen in steps.items() for s in seen],
-        columns=["run", "step", "loss", "skipped"],
+    lesson_page.show_chart(
+        render.curves(losses),
+        "lesson-diagnosis",
+        render.values(losses),
+        story.last_losses(recorded),
     )
-    lesson_page.show_chart(figure, "lesson-diagnosis", table, text)
-
-
-def _drawn(step: StepRecord) -> float:
-    return step.loss if step.loss is not None and math.isfinite(step.loss) else math.nan
 
 
 @st.fragment(run_every=run_page.FOLLOW_EVERY_S)

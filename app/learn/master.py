@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampscope.records import Curve, Result
-from ampscope.report.palette import DTYPES, NORMAL
+from ampscope.story.palette import DTYPES, NORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import SYMBOLS, Line, lines

@@ -8,7 +8,7 @@ import streamlit as st
 
 from ampscope.analysis.run_view import RunView
 from ampscope.lessons.mistakes import BY_ID, MISTAKES, Mistake, script_path
-from ampscope.report import verdict_words as diagnosis_words
+from ampscope.story import verdict_words as diagnosis_words
 from app import chart, links
 from app.learn import lesson_diagnosis, prediction
 from app.learn.lesson_page import Lesson

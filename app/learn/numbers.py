@@ -21,7 +21,7 @@ from ampscope.numerics.formats import (
     width,
 )
 from ampscope.records import Curve, Reading, Result
-from ampscope.report.palette import dtype_color
+from ampscope.story.palette import dtype_color
 from app import chart, links
 from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page

@@ -12,7 +12,7 @@ import streamlit as st
 
 from ampscope.policy.op_lists import listed_ops
 from ampscope.records import Call, Result
-from ampscope.report.palette import dtype_color
+from ampscope.story.palette import dtype_color
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Bars, stacked_bars

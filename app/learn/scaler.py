@@ -9,8 +9,8 @@ import pandas as pd
 
 from ampscope.numerics.formats import FP16
 from ampscope.records import Result
-from ampscope.report.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from ampscope.scalers.replay import POLICIES, Replay, ScalerSettings, StepGradients, replay
+from ampscope.story.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ampscope.number_words import rate_words
 from ampscope.records import Rate, Reading, Result, StepTimes
-from ampscope.report.palette import DTYPES
+from ampscope.story.palette import DTYPES
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import SYMBOLS, Line, lines

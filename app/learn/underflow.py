@@ -12,7 +12,7 @@ import pandas as pd
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import ABOVE, EXPONENTS
 from ampscope.records import Histogram, Result, UnderflowCounts
-from ampscope.report.palette import LOST, NONFINITE, SUBNORMAL
+from ampscope.story.palette import LOST, NONFINITE, SUBNORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.exponents import exponent_bars

@@ -17,12 +17,12 @@ from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
 from ampscope.records import RunInfo
-from ampscope.report import verdict_words
-from ampscope.report.build import document, of_reports
-from ampscope.report.html import to_html
-from ampscope.report.markdown import to_markdown, to_notebook
-from ampscope.report.run_words import file_name, rules
+from ampscope.render.html import to_html
+from ampscope.render.markdown import to_markdown, to_notebook
 from ampscope.store.reader import Reader
+from ampscope.story import verdict_words
+from ampscope.story.build import document, of_reports
+from ampscope.story.run_words import file_name, rules
 from app import chart, links, options, permissions, run_rows, states, store
 from app.permissions import ClassRole
 from app.runs import diagnoses, live

@@ -19,12 +19,12 @@ from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import OpUse
-from ampscope.report.build import document
-from ampscope.report.contract import to_json
-from ampscope.report.markdown import to_markdown, to_notebook
-from ampscope.report.terminal import print_report
-from ampscope.report.verdict_words import precision_headline, precision_no_fault, verdict
+from ampscope.render.contract import to_json
+from ampscope.render.markdown import to_markdown, to_notebook
+from ampscope.render.terminal import print_report
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
+from ampscope.story.verdict_words import precision_headline, precision_no_fault, verdict
 from tests.helpers import script_stores
 from tests.helpers.evidence_making import fp32_run, run, steps
 from tests.helpers.script_runner import Runner, spec, write_script

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.report.build import document
-from ampscope.report.html import to_html
+from ampscope.render.html import to_html
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
 from tests.helpers import stores
 
 SCALES = (0.0, 5e-324, 1e300, float("inf"))

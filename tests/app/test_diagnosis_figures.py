@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.training import finite_parts
-from ampscope.report.palette import NONFINITE
+from ampscope.story.palette import NONFINITE
 from app.figures.training import Curve, control_losses
 
 LOSSES = [1.0, math.nan, 0.5, math.inf, -math.inf, 0.25, math.nan]

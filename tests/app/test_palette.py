@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampscope.report import palette
+from ampscope.story import palette
 from tests.helpers.wcag import TEXT, contrast, linear
 
 THEME = tomllib.loads(Path("app/.streamlit/config.toml").read_text())["theme"]

@@ -22,7 +22,7 @@ from ampscope.numerics.histogram import (
     zone_spans,
 )
 from ampscope.records import StepRecord
-from ampscope.report.palette import NONFINITE, ZONES
+from ampscope.story.palette import NONFINITE, ZONES
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
 from app.figures.training import scale_trajectory, training_curves
 from app.figures.underflow import underflow_map

@@ -13,7 +13,7 @@ from ampscope.cli.main import main
 from ampscope.diagnosis.load import judge_again, load_diagnosis, rules_version, stored
 from ampscope.diagnosis.result import DiagnosisResult, partial_note
 from ampscope.records import RunSpec, State
-from ampscope.report.contract import document
+from ampscope.render.contract import document
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, keep_conclusion
 from tests.helpers import script_stores

@@ -15,10 +15,10 @@ from ampscope.diagnosis.cure import by_trials, follows, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import price
 from ampscope.observations import Call, Outcome
-from ampscope.report import fix_words
-from ampscope.report.contract import document
+from ampscope.render.contract import document
 from ampscope.rules.verdict import Fix, Status, Verdict
 from ampscope.store.reader import Reader
+from ampscope.story import fix_words
 from tests.helpers import script_stores
 from tests.helpers.evidence_making import (
     FALLING,

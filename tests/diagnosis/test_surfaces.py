@@ -23,13 +23,13 @@ from ampscope.diagnosis.load import judge_again, load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import cut, value
 from ampscope.observations import Scan
-from ampscope.report.build import document as report_of
-from ampscope.report.build import of_reports
-from ampscope.report.contract import document
-from ampscope.report.html import to_html
-from ampscope.report.markdown import to_markdown, to_notebook
-from ampscope.report.terminal import print_report
+from ampscope.render.contract import document
+from ampscope.render.html import to_html
+from ampscope.render.markdown import to_markdown, to_notebook
+from ampscope.render.terminal import print_report
 from ampscope.store.reader import Reader
+from ampscope.story.build import document as report_of
+from ampscope.story.build import of_reports
 from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, TIME_LIMIT_S, script_path
 from app.home import ANSWER_LENGTH
 from app.runs import diagnoses

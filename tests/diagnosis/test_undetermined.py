@@ -24,13 +24,13 @@ from ampscope.observations import (
     Scan,
 )
 from ampscope.records import Machine
-from ampscope.report.build import document
-from ampscope.report.contract import to_json
-from ampscope.report.markdown import to_markdown
-from ampscope.report.terminal import print_report
+from ampscope.render.contract import to_json
+from ampscope.render.markdown import to_markdown
+from ampscope.render.terminal import print_report
 from ampscope.store.export import to_json as to_export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
 from tests.helpers import script_stores
 from tests.helpers.script_stores import (
     FALLING,

@@ -8,7 +8,7 @@ from pathlib import Path
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import RunSpec
-from ampscope.report.contract import document
+from ampscope.render.contract import document
 
 
 def spec(path: Path, **facts: object) -> RunSpec:

@@ -27,9 +27,9 @@ from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
 from ampscope.records import HALF_FROM, JUDGED_RANK, Machine, RunInfo, RunSpec, State
-from ampscope.report.fix_words import chosen, each_run
 from ampscope.script_ends import ending
 from ampscope.store.reader import Reader
+from ampscope.story.fix_words import chosen, each_run
 from tests.helpers.evidence_making import (
     FALLING,
     FLAT,

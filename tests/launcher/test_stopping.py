@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ampscope.diagnosis.load import load_diagnosis
-from ampscope.report.contract import document as to_document
+from ampscope.render.contract import document as to_document
 from ampscope.store.reader import Reader
 from tests.helpers import browser
 from tests.helpers.diagnosis_contract import checked

@@ -18,14 +18,14 @@ from ampscope.errors import BadInput
 from ampscope.launcher.script_runs import repeatable
 from ampscope.observations import BadOp, Outcome, SourceText
 from ampscope.records import Event, ModuleRecord, NonFiniteRecord, OpRecord, RunSpec, State
-from ampscope.report.build import document
-from ampscope.report.html import to_html
-from ampscope.report.markdown import to_markdown
+from ampscope.render.html import to_html
+from ampscope.render.markdown import to_markdown
 from ampscope.runner.child_frame import lock_path
 from ampscope.store import codec, sharing
 from ampscope.store.export import to_json
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.story.build import document
 from tests.helpers import script_stores, stores, watched_stores
 from tests.helpers.child_runs import run_command
 from tests.helpers.classes import Class

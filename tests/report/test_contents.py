@@ -18,13 +18,13 @@ from ampscope.records import (
     ShadowRecord,
     State,
 )
-from ampscope.report.build import document
-from ampscope.report.contents import shared
-from ampscope.report.contents.shared import base
-from ampscope.report.document import Part, Table
-from ampscope.report.run_words import file_name, rules, rules_in_full, why_no_histograms
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
+from ampscope.story import shared
+from ampscope.story.build import document
+from ampscope.story.document import Part, Table
+from ampscope.story.run_words import file_name, rules, rules_in_full, why_no_histograms
+from ampscope.story.shared import base
 from tests.helpers import core_results, lesson_runs, made_comparisons, made_rates, stores
 
 

@@ -16,12 +16,12 @@ from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.observations import LineUse, SourceText
 from ampscope.records import RunInfo, RunSpec, State, StepTotals
-from ampscope.report import fix_words
-from ampscope.report.fix_words import ControlRun
-from ampscope.report.verdict_words import in_fp32, no_fault, when_undetermined
 from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
 from ampscope.runner import script_ending
 from ampscope.source_lines import SourceLines
+from ampscope.story import fix_words
+from ampscope.story.fix_words import ControlRun
+from ampscope.story.verdict_words import in_fp32, no_fault, when_undetermined
 from tests.helpers.evidence_making import bad_op, evidence, run
 from tests.helpers.evidence_of_runs import loss_too_large
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.report.build import document
-from ampscope.report.document import line, visible
-from ampscope.report.html import MAX_BYTES, to_html
+from ampscope.render.html import MAX_BYTES, to_html
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
+from ampscope.story.document import line, visible
 from tests.helpers import offline_page, script_stores
 from tests.helpers.hostile_runs import hostile_diagnosis, hostile_training
 from tests.helpers.hostile_texts import HOSTILE

@@ -20,12 +20,12 @@ from ampscope.diagnosis.load import load_diagnosis
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Curve, Event, Histogram, Reading, Result, Role
-from ampscope.report import contract
-from ampscope.report.build import document
-from ampscope.report.document import Lines, Series
-from ampscope.report.html import MAX_BYTES, curves, element, to_html
-from ampscope.report.terminal import print_report
+from ampscope.render import contract
+from ampscope.render.html import MAX_BYTES, curves, element, to_html
+from ampscope.render.terminal import print_report
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
+from ampscope.story.document import Lines, Series
 from tests.helpers import (
     made_comparisons,
     made_rates,
@@ -199,7 +199,7 @@ def test_of_several_runs_each_once(store: Path) -> None:
 def test_a_report_that_would_be_too_large_is_refused(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ampscope.report.html.MAX_BYTES", 1000)
+    monkeypatch.setattr("ampscope.render.html.MAX_BYTES", 1000)
     with pytest.raises(BadInput, match=r"more than 5\. Name fewer runs"):
         html_of(store, script_stores.no_fault(store))
 

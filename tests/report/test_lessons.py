@@ -21,12 +21,12 @@ from ampscope.records import (
     StepTimes,
     UnderflowCounts,
 )
-from ampscope.report.build import document
-from ampscope.report.contents.shared import looks
-from ampscope.report.html import to_html
-from ampscope.report.markdown import JOINER, to_markdown
-from ampscope.report.palette import DTYPES, MEASURE
+from ampscope.render.html import to_html
+from ampscope.render.markdown import JOINER, to_markdown
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
+from ampscope.story.palette import DTYPES, MEASURE
+from ampscope.story.shared import looks
 from tests.helpers import made_comparisons
 from tests.helpers.lesson_runs import keep, measured
 

@@ -12,11 +12,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ampscope.records import State
-from ampscope.report.build import document
-from ampscope.report.document import line
-from ampscope.report.markdown import JOINER, escaped, fenced, to_markdown
+from ampscope.render.markdown import JOINER, escaped, fenced, to_markdown
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.story.build import document
+from ampscope.story.document import line
 from tests.helpers import script_stores, stores
 from tests.helpers.hostile_texts import HOSTILE
 

@@ -11,10 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from ampscope.report.build import document, of_reports
-from ampscope.report.markdown import to_notebook
+from ampscope.render.markdown import to_notebook
 from ampscope.store import export
 from ampscope.store.reader import Reader
+from ampscope.story.build import document, of_reports
 from tests.helpers import made_comparisons, script_stores, stores
 from tests.helpers.child_runs import run_command
 from tests.helpers.hostile_texts import HOSTILE

@@ -16,7 +16,7 @@ from ampscope.cli.progress import follow
 from ampscope.cli.tables import messages, probe_table, runs_table
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.records import Event, Machine, State
-from ampscope.report.terminal import print_report
+from ampscope.render.terminal import print_report
 from ampscope.store import export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader

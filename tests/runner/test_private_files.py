@@ -27,7 +27,6 @@ from ampscope.files import remove_leftovers_in, throw_away
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ENDS_WITHIN_S, ScriptRuns, jobs_folder
 from ampscope.observations import Outcome
-from ampscope.report.verdict_words import next_step, options
 from ampscope.runner import private_copy
 from ampscope.runner.private_copy import (
     ALL_WRITES,
@@ -38,6 +37,7 @@ from ampscope.runner.private_copy import (
     put_back,
 )
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
+from ampscope.story.verdict_words import next_step, options
 from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
 

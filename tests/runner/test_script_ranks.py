@@ -24,7 +24,7 @@ from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunInfo, State
-from ampscope.report.contract import document
+from ampscope.render.contract import document
 from ampscope.runner.private_files import FORCED
 from ampscope.runner.script_ranks import Ticket, _Record, follow, group_of
 from ampscope.runner.script_text import SEED

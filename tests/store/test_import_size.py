@@ -14,10 +14,10 @@ import pytest
 
 from ampscope.errors import BadInput
 from ampscope.records import Curve
-from ampscope.report.contents import measurement
 from ampscope.store.export import to_json
 from ampscope.store.importing import import_file, opened
 from ampscope.store.reader import Reader
+from ampscope.story import measurement
 from tests.helpers.exported_run import write_run
 
 MOST_BYTES = 300 * 10**6

@@ -37,10 +37,10 @@ from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.pythons import TORCH, check_control, framework_of
 from ampscope.records import AUTO, RunSpec, State
-from ampscope.report import fix_words
-from ampscope.report.contract import to_json
-from ampscope.report.document import visible
-from ampscope.report.terminal import print_cause, print_report
+from ampscope.render.contract import to_json
+from ampscope.render.terminal import print_cause, print_report
+from ampscope.story import fix_words
+from ampscope.story.document import visible
 
 # Refuse what is no Python script, or no limit, before a process is started for it.
 

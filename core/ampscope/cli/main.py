@@ -38,7 +38,7 @@ import click
 from ampscope import __version__, extensions
 from ampscope.errors import AmpscopeError
 from ampscope.files import remove_leftovers
-from ampscope.report.document import visible
+from ampscope.story.document import visible
 
 EXIT_BAD_INPUT = 2
 UNUSABLE = (errno.EACCES, errno.ENAMETOOLONG)  # Path.is_file and its like raise these

@@ -22,9 +22,9 @@ from ampscope.launcher.launch import POLL_S, checked, launch
 from ampscope.number_words import plural
 from ampscope.pythons import TORCH
 from ampscope.records import Result, RunInfo, RunSpec, State
-from ampscope.report.document import line
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
+from ampscope.story.document import line
 
 LAST_WORDS_S = 0.5
 EXIT_FAILED = 1

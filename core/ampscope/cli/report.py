@@ -9,10 +9,10 @@ import click
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
-from ampscope.report.build import document, of_reports
-from ampscope.report.html import to_html
-from ampscope.report.markdown import to_markdown, to_notebook
+from ampscope.render.html import to_html
+from ampscope.render.markdown import to_markdown, to_notebook
 from ampscope.store.reader import Reader
+from ampscope.story.build import document, of_reports
 
 STANDARD_OUTPUT = Path("-")
 _OUT = click.Path(path_type=Path, allow_dash=True, dir_okay=False)

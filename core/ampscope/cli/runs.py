@@ -14,12 +14,12 @@ from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.errors import BadInput
 from ampscope.number_words import plural
 from ampscope.record_json import dumps
-from ampscope.report.document import line, visible
 from ampscope.store import export as exports
 from ampscope.store import merging
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run, request_cancel
+from ampscope.story.document import line, visible
 
 MOST_RANKS_NAMED = 20  # of those that are missing
 

@@ -21,9 +21,9 @@ from ampscope.control import BASELINE, Control
 from ampscope.number_words import bytes_words, rate_words
 from ampscope.policy.device_profiles import USUAL
 from ampscope.records import Event, Rate, Role, RunInfo, State, StepRecord
-from ampscope.report.document import TEXT_LENGTH, line
-from ampscope.report.run_words import rules_in_full
 from ampscope.store.reader import Reader
+from ampscope.story.document import TEXT_LENGTH, line
+from ampscope.story.run_words import rules_in_full
 
 MAX_EVENTS = 200  # the first of a run; a training that breaks every step has one per step
 MISSING = "–"  # not recorded, or there is no such thing

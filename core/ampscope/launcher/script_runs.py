@@ -44,12 +44,12 @@ from ampscope.observations import Observation
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
-from ampscope.report.document import visible
 from ampscope.runner.private_copy import PutBack, claimed, put_back, sentence
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, new_run_id
+from ampscope.story.document import visible
 
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)

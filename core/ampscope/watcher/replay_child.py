@@ -19,9 +19,9 @@ from torch import nn
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.record_json import dumps
-from ampscope.report.document import line, visible
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.run_server import end_with_parent
+from ampscope.story.document import line, visible
 from ampscope.watcher.capsule import Capsule, check, load
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.replay import Replay, replay

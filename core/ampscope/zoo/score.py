@@ -14,7 +14,7 @@ from typing import Any
 
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import RunSpec
-from ampscope.report import fix_words
+from ampscope.story import fix_words
 
 STEPS = 300
 TIME_LIMIT_S = 120.0

@@ -24,11 +24,11 @@ from ampscope.ext.agents.answers import fix_tried
 from ampscope.ext.agents.jobs import Folders
 from ampscope.ext.agents.server import AgentServer, make_server
 from ampscope.records import RunSpec, State, StepRecord
-from ampscope.report.build import document
-from ampscope.report.contract import to_json
-from ampscope.report.picture import NamedChart, charts, to_svg
+from ampscope.render.contract import to_json
+from ampscope.render.picture import NamedChart, charts, to_svg
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.story.build import document
 from tests.helpers import script_stores
 from tests.helpers.dashboard_server import in_a_loop
 from tests.helpers.hostile_texts import HOSTILE

@@ -2,7 +2,7 @@
 
 Lists come in pages: ``next_offset`` asks for the next one and is None on the last. Texts of runs
 (titles, notes, lines of source) are data: invisible characters are spelled out and long texts cut
-(:func:`ampscope.report.document.visible`). Numbers that are not finite are the texts nan, inf and
+(:func:`ampscope.story.document.visible`). Numbers that are not finite are the texts nan, inf and
 -inf.
 
 Whole answers have no slots: the SDK (2.3) takes a slot for a field's default, and then publishes no
@@ -24,10 +24,10 @@ from ampscope.ext.diff.two_runs import Pair, pairs, parting, parting_answer
 from ampscope.ext.preflight.checks import Result
 from ampscope.record_json import finite
 from ampscope.records import Frame, Role, RunInfo, ShadowRecord
-from ampscope.report import fix_words
-from ampscope.report.contract import document
-from ampscope.report.document import line, visible
+from ampscope.render.contract import document
 from ampscope.store.reader import Reader
+from ampscope.story import fix_words
+from ampscope.story.document import line, visible
 
 T = TypeVar("T")
 
@@ -183,7 +183,7 @@ def read_verdict(reader: Reader, run_id: str, offset: int, limit: int) -> Verdic
 
 def verdict(told: dict[str, Any], offset: int = 0, limit: int = MOST_EVIDENCE) -> Verdict:
     """The causes, evidence and fixes of a diagnosis, from its JSON document ``told``
-    (:mod:`ampscope.report.contract`); ``offset`` and ``limit`` page through the evidence."""
+    (:mod:`ampscope.render.contract`); ``offset`` and ``limit`` page through the evidence."""
     causes = [_cause(f, offset, limit) for f in told["findings"][:MOST_FINDINGS]]
     longest = max((c.evidence_total for c in causes), default=0)
     headline = told["precision"]["headline"] if told["precision"] else ""

@@ -23,7 +23,7 @@ from mcp.server.mcpserver import Context
 from ampscope.errors import BadInput
 from ampscope.launcher.children import child_environment
 from ampscope.launcher.script_runs import ENDS_WITHIN_S
-from ampscope.report.document import line
+from ampscope.story.document import line
 
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 100, 4_000
 PULSE_S = 5.0  # between notifications of progress while nothing new happens

@@ -41,10 +41,10 @@ from ampscope.launcher.children import started
 from ampscope.launcher.script_runs import folder_of, is_module, repeatable
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.record_json import dumps
-from ampscope.report.build import document
-from ampscope.report.document import line, visible
-from ampscope.report.picture import NamedChart, charts, to_png
+from ampscope.render.picture import NamedChart, charts, to_png
 from ampscope.store.reader import Reader
+from ampscope.story.build import document
+from ampscope.story.document import line, visible
 
 T = TypeVar("T")
 

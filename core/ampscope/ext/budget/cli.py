@@ -35,8 +35,8 @@ from ampscope.launcher.children import child_environment, started
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.records import AUTO, RunSpec
-from ampscope.report.document import visible
 from ampscope.store.reader import Reader
+from ampscope.story.document import visible
 
 EXIT_KEPT, EXIT_EXCEEDED, EXIT_NOT_MEASURED = 0, 1, 2
 ROUNDS = 3  # of head and base, interleaved

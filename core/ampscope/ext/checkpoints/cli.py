@@ -12,7 +12,7 @@ from ampscope.errors import BadInput
 from ampscope.ext.checkpoints.check import CheckResult, check_checkpoint
 from ampscope.ext.checkpoints.files import checkpoints_in
 from ampscope.ext.checkpoints.torch_files import TorchFiles
-from ampscope.report.document import line
+from ampscope.story.document import line
 
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_UNREADABLE = 0, 1, 2
 MOST_SHOWN = 20  # findings and notes of one checkpoint; --json has all

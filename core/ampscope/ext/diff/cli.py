@@ -47,8 +47,8 @@ from ampscope.files import write_whole
 from ampscope.masks import masked, masked_argument
 from ampscope.pythons import TORCH, framework_of
 from ampscope.records import AUTO, RunSpec
-from ampscope.report.document import visible
 from ampscope.store.reader import Reader
+from ampscope.story.document import visible
 
 EXIT = {"same": 0, "different": 1, "unknown": 125}  # 125: git bisect skips this commit
 STEPS = 30

@@ -23,7 +23,7 @@ from ampscope.ext.diff.run_diff import (
 from ampscope.number_words import cut, plural
 from ampscope.observations import DtypeEntry
 from ampscope.record_json import dumps
-from ampscope.report.document import visible
+from ampscope.story.document import visible
 
 SCHEMA = 1
 MOST_ROWS = 40  # of the ledger and of the settings, in text

@@ -32,7 +32,7 @@ from ampscope.files import write_whole
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.pythons import framework_of
 from ampscope.records import RunSpec
-from ampscope.report.document import visible
+from ampscope.story.document import visible
 
 EXIT_NOTHING, EXIT_FINDINGS = 0, 1
 MOST_STEPS = 50  # of --steps; for more there is ampscope diagnose

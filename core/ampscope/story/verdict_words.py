@@ -10,7 +10,6 @@ sentence of every verdict: what ran in which precision, and how many steps were 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ampscope import extensions
 from ampscope.analysis.precision_use import PrecisionUse, Reason
@@ -30,9 +29,9 @@ from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import BadOp, Operand, OptimizerStep
 from ampscope.records import State
-from ampscope.report import fix_words
-from ampscope.report.document import Figure
 from ampscope.rules.verdict import Status
+from ampscope.story import fix_words
+from ampscope.story.document import ChainLink, Figure
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
@@ -341,30 +340,19 @@ MAX_INPUTS = 2
 MAX_SHAPE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One box: what happened, with its numbers. ``is_nonfinite``: NaN or Inf is there."""
-
-    title: str
-    detail: str
-    is_nonfinite: bool = False
-    is_root: bool = False
-    step: int | None = None
-
-
-def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> list[Link]:
+def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> list[ChainLink]:
     """From cause to symptom, in order."""
     op = bad_op(finding, run)
     links = _op_links(op) if op is not None else [_cause_link(finding)]
     links += [
-        Link(CAUSES[c.cause].titled, c.verdict.reason, step=c.verdict.step)
+        ChainLink(CAUSES[c.cause].titled, c.verdict.reason, step=c.verdict.step)
         for c in finding.consequences
     ]
     links += _arrival(run, op.step if op is not None else finding.verdict.step)
     seen = "; ".join(symptoms) or "nothing, in the steps that were run"
     if finding.rule.is_of_compiler and not symptoms:
         seen = "the script trains in eager mode; with torch.compile on its numbers are others"
-    links.append(Link("What you see", seen))
+    links.append(ChainLink("What you see", seen))
     return links
 
 
@@ -382,15 +370,15 @@ def bad_op(finding: Finding, run: RunView) -> BadOp | None:
     )
 
 
-def _op_links(op: BadOp) -> list[Link]:
+def _op_links(op: BadOp) -> list[ChainLink]:
     inputs = [o for o in op.inputs if o.max_abs is not None] or list(op.inputs)
     links = []
     if inputs:
         detail = "; ".join(_operand(o) for o in inputs[:MAX_INPUTS])
-        links.append(Link("Input", detail, any(o.nonfinite for o in inputs), step=op.step))
+        links.append(ChainLink("Input", detail, any(o.nonfinite for o in inputs), step=op.step))
     place = f" in {op.module}" if op.module else ""
     title = f"First bad op: {op.op}{place}, {op.phase}"
-    links.append(Link(title, _op_detail(op), op.kind == "nonfinite", True, op.step))
+    links.append(ChainLink(title, _op_detail(op), op.kind == "nonfinite", True, op.step))
     return links
 
 
@@ -415,32 +403,32 @@ def _op_detail(op: BadOp) -> str:
     return "; ".join(parts)
 
 
-def _cause_link(finding: Finding) -> Link:
+def _cause_link(finding: Finding) -> ChainLink:
     found = finding.verdict
     measured = "; ".join(f"{m.name} {value(m.value)}" for m in found.evidence[:3])
     place = found.module or found.line
     title = CAUSES[finding.cause].titled + (f", {place}" if place else "")
-    return Link(title, measured or found.reason, is_root=True, step=found.step)
+    return ChainLink(title, measured or found.reason, is_root=True, step=found.step)
 
 
-def _arrival(run: RunView, step: int | None) -> list[Link]:
+def _arrival(run: RunView, step: int | None) -> list[ChainLink]:
     """Where the trouble went from ``step`` on: loss, gradients, and the optimizer's step."""
     bad = next((a for a in run.steps if a.step >= (step or 0) and _is_bad(a)), None)
     if bad is None:
         return []
     links = []
     if bad.loss is not None and not math.isfinite(bad.loss):
-        links.append(Link("Loss", f"{value(bad.loss)} at step {bad.step}", True))
+        links.append(ChainLink("Loss", f"{value(bad.loss)} at step {bad.step}", True))
     if bad.grad_nonfinite:
         text = f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.step}"
-        links.append(Link("Gradients", text, True, step=bad.step))
+        links.append(ChainLink("Gradients", text, True, step=bad.step))
     if bad.skipped:
         total = plural(len(run.steps), "step")
         text = f"GradScaler left step {bad.step} out; {len(run.skips):,} of {total} in all"
-        links.append(Link("Skipped step", text))
+        links.append(ChainLink("Skipped step", text))
     elif bad.weight_nonfinite:
         entries = plural(bad.weight_nonfinite, "entry", "entries")
-        links.append(Link("Weights", f"{entries} not finite after step {bad.step}", True))
+        links.append(ChainLink("Weights", f"{entries} not finite after step {bad.step}", True))
     return links
 
 

@@ -1,6 +1,6 @@
 """One chart of a report as a PNG, for programs that show pictures and no HTML.
 
-It is the report's own drawing (:mod:`ampscope.report.html`) on white, with the title and the legend
+It is the report's own drawing (:mod:`ampscope.render.html`) on white, with the title and the legend
 drawn above it, rasterized by resvg (the extra ``mcp``)::
 
     found = charts(document(reader, ["1ff374f51ded"]))
@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import TypeAlias
 
 from ampscope.errors import BadInput
-from ampscope.report import document as doc
-from ampscope.report import html
-from ampscope.report.html import Markup, element
+from ampscope.render import html
+from ampscope.render.html import Markup, element
+from ampscope.story import document as doc
 
 Chart: TypeAlias = doc.Lines | doc.HistogramChart
 

@@ -28,12 +28,12 @@ from ampscope.number_words import duration, percent, plural, power_of_two
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.policy import op_lists
 from ampscope.records import Frame, OpRecord, Role, RunInfo, State
-from ampscope.report import document as doc
-from ampscope.report.palette import DTYPES, MEASURE, dtype_color
-from ampscope.report.run_words import file_name, rules, why_no_histograms
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
+from ampscope.story import document as doc
+from ampscope.story.palette import DTYPES, MEASURE, dtype_color
+from ampscope.story.run_words import file_name, rules, why_no_histograms
 
 _READ = (
     doc.Link("PyTorch: automatic mixed precision", "https://docs.pytorch.org/docs/stable/amp.html"),

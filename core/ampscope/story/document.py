@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ampscope.analysis.training import FiniteParts
+from ampscope.control import Control
+from ampscope.number_words import value
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import Raw
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Some sentences. ``lead`` is said in bold in front of them: "What to do." """
+    """Some sentences. ``lead`` is said in bold in front of them: "What to do." ``is_quiet``: a
+    remark in small letters."""
 
     text: str
     lead: str = ""
+    is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,73 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """What happened, with its numbers. ``is_nonfinite``: NaN or Inf is there."""
+
+    title: str
+    detail: str
+    is_nonfinite: bool = False
+    is_root: bool = False
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """From a cause to what a person sees, in order."""
+
+    links: tuple[ChainLink, ...]
+
+    @property
+    def table(self) -> Table:
+        """For what draws no boxes."""
+        rows = tuple(
+            (str(n), link.title, link.detail, _step(link.step))
+            for n, link in enumerate(self.links, 1)
+        )
+        return Table(("", "What", "Detail", "Step"), rows, numeric=(3,))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A number behind a verdict, and the ``control`` under which it was measured. ``run_id`` is ""
+    of a run that was deleted."""
+
+    name: str
+    value: float | str
+    limit: float | str | None
+    control: str
+    step: int | None
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The measurements that a verdict rests on."""
+
+    measured: tuple[Measured, ...]
+
+    @property
+    def table(self) -> Table:
+        """For what has no links to the pages of a run."""
+        rows = tuple(
+            (
+                m.name,
+                value(m.value),
+                "" if m.limit is None else value(m.limit),
+                Control(m.control).words,
+                _step(m.step),
+                m.run_id,
+            )
+            for m in self.measured
+        )
+        return Table(("Measured", "Value", "Limit", "Run", "Step", "Id"), rows, numeric=(1, 2, 4))
+
+
+def _step(step: int | None) -> str:
+    return "" if step is None else f"{step:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +147,7 @@ class Series:
     dash: str = ""  # SVG's stroke-dasharray
     skipped: tuple[int, ...] = ()
     is_stepped: bool = False  # holds its value until the next point, as a loss scale does
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +220,17 @@ class Document:
 
 
 Block: TypeAlias = (
-    Paragraph | Code | Table | Facts | Figures | Lines | HistogramChart | Links | Fold
+    Paragraph
+    | Code
+    | Table
+    | Chain
+    | Evidence
+    | Facts
+    | Figures
+    | Lines
+    | HistogramChart
+    | Links
+    | Fold
 )
 
 

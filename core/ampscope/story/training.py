@@ -16,13 +16,13 @@ from ampscope.records import (
     StepRecord,
     StepTotals,
 )
-from ampscope.report import document as doc
-from ampscope.report import training_words as words
-from ampscope.report.contents import shared
-from ampscope.report.contents.shared import base
-from ampscope.report.palette import MEASURE
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
+from ampscope.story import document as doc
+from ampscope.story import shared
+from ampscope.story import training_words as words
+from ampscope.story.palette import MEASURE
+from ampscope.story.shared import base
 
 MOST_ROWS = 40
 MOST_EVENTS = 60

@@ -22,8 +22,8 @@ from ampscope.errors import BadInput
 from ampscope.number_words import number, percent, raised
 from ampscope.numerics import histogram as bins
 from ampscope.numerics.formats import NumberFormat
-from ampscope.report import document as doc
-from ampscope.report.palette import NONFINITE, OUTLINE, ZONES
+from ampscope.story import document as doc
+from ampscope.story.palette import NONFINITE, OUTLINE, ZONES
 
 # A document as one HTML file: no network, no other file, readable from disk and on paper.
 #
@@ -81,7 +81,7 @@ def _frame(title: str, body: Markup) -> str:
 @cache
 def _resource(name: str) -> str:
     """One of our own files; neither can hold the end of the element that it stands in."""
-    text = resources.files("ampscope.report").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("ampscope.render").joinpath(name).read_text(encoding="utf-8")
     if "</" in text or "<!--" in text:
         raise ValueError(f"{name} would end its own element")
     return text
@@ -124,13 +124,16 @@ def _block(block: doc.Block, numbers: Iterator[int]) -> Markup:
     match block:
         case doc.Paragraph():
             lead = element("strong", f"{block.lead} ") if block.lead else None
-            return element("p", lead, doc.visible(block.text))
+            kind = "quiet" if block.is_quiet else None
+            return element("p", lead, doc.visible(block.text), class_=kind)
         case doc.Code():
             return element(
                 "pre", element("code", doc.visible(block.text.rstrip(), doc.CODE_LENGTH))
             )
         case doc.Table():
             return _table(block)
+        case doc.Chain() | doc.Evidence():
+            return _table(block.table)
         case doc.Facts():
             pairs = [joined(element("dt", k), element("dd", doc.line(v))) for k, v in block.pairs]
             return element("dl", *pairs, class_="facts")

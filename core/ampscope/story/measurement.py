@@ -20,13 +20,12 @@ from ampscope.compare.comparison import figure_rows, quartiles
 from ampscope.compare.verdict import verdict
 from ampscope.number_words import binary_size, number, percent, plural, rate_words, seconds
 from ampscope.numerics.formats import FP16
-from ampscope.report import document
-from ampscope.report import document as doc
-from ampscope.report.contents import shared
-from ampscope.report.contents.shared import DASHES, base, listed, looks
-from ampscope.report.palette import dtype_color
-from ampscope.report.run_words import rules
 from ampscope.store.reader import Reader
+from ampscope.story import document, shared
+from ampscope.story import document as doc
+from ampscope.story.palette import dtype_color
+from ampscope.story.run_words import rules
+from ampscope.story.shared import DASHES, base, listed, looks
 
 # What a lesson measured, as tables and charts; what it means stands on the lesson's own page.
 

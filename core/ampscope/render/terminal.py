@@ -19,11 +19,11 @@ from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import value
-from ampscope.report import fix_words, verdict_words
-from ampscope.report.document import CODE_LENGTH, line, visible
-from ampscope.report.run_words import rules_in_full
-from ampscope.report.verdict_words import no_fault
 from ampscope.rules.verdict import Measurement
+from ampscope.story import fix_words, verdict_words
+from ampscope.story.document import CODE_LENGTH, line, visible
+from ampscope.story.run_words import rules_in_full
+from ampscope.story.verdict_words import no_fault
 
 
 def print_report(report: DiagnosisResult, console: Console) -> None:

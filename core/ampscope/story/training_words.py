@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ampscope.analysis.training import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary, Training
 from ampscope.number_words import duration, number, percent, plural, power_of_two, share
 from ampscope.records import State, StepRecord, StepTotals
-from ampscope.report.document import Figure
+from ampscope.story.document import Figure
 
 ALARM_NAMES = {
     "nonfinite_loss": "loss not finite",

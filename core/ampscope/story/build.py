@@ -15,9 +15,9 @@ from ampscope import __version__
 from ampscope.diagnosis.load import counting
 from ampscope.privacy import for_others
 from ampscope.records import RunInfo
-from ampscope.report.contents import diagnosis, measurement, training
-from ampscope.report.document import Document, Part
 from ampscope.store.reader import Reader
+from ampscope.story import diagnosis, measurement, training
+from ampscope.story.document import Document, Part
 
 POINTS = 2000  # steps that a curve has at most, about two a pixel on paper
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ampscope.number_words import number, plural
 from ampscope.records import RunInfo
-from ampscope.report import document as doc
+from ampscope.story import document as doc
 
 JOINER = "\u2060"  # word joiner: no width, no line break
 MAX_ROWS = 40
@@ -98,6 +98,8 @@ def _block(block: doc.Block, code: int) -> str:
             return fenced(block.text, block.language, code)
         case doc.Table():
             return _table(block)
+        case doc.Chain() | doc.Evidence():
+            return _table(block.table)
         case doc.Facts():
             return "\n".join(f"- {escaped(k)}: {escaped(v)}" for k, v in block.pairs)
         case doc.Figures():
@@ -218,7 +220,7 @@ _HISTOGRAMS = """\
 from ampscope.numerics.histogram import zones
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Role
-from ampscope.report.contents.shared import format_of
+from ampscope.story.shared import format_of
 
 fmt = format_of(reader, infos[0])  # against whose zones the report shows them
 names = {m.index: m.path for m in reader.modules(infos[0].id)}

@@ -9,9 +9,9 @@ from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.record_json import dumps
 from ampscope.records import RunInfo
-from ampscope.report import fix_words, verdict_words
-from ampscope.report.run_words import rules
 from ampscope.rules.verdict import Measurement
+from ampscope.story import fix_words, verdict_words
+from ampscope.story.run_words import rules
 
 SCHEMA = 1
 

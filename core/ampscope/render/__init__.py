@@ -1,0 +1,1 @@
+"""A document as HTML, Markdown, notebook and terminal; a diagnosis as JSON; charts as PNG."""

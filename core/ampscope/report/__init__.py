@@ -1,1 +1,0 @@
-"""What ampscope says of runs and diagnoses: as HTML, Markdown, notebook, terminal and JSON."""

@@ -1,0 +1,62 @@
+"""Every kind of block is drawn on a page, with its texts as texts and its keys its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+
+def plain(text: str) -> str:
+    """Without escapes of Markdown."""
+    return re.sub(r"\\(?=[^\w\s])", "", text)
+
+
+HOSTILE = "<b>*bold*</b> [x](https://example.org)"
+
+
+def every_block() -> None:
+    import numpy as np
+
+    from ampscope.analysis.training import finite_parts
+    from ampscope.numerics.formats import FORMATS
+    from ampscope.numerics.histogram import RAW_LEN
+    from ampscope.story import document as doc
+    from app import render
+
+    text = "<b>*bold*</b> [x](https://example.org)"
+    row = np.arange(RAW_LEN, dtype=np.int64)
+    series = doc.Series(text, finite_parts([0, 1, 2], [1.0, float("nan"), 0.5]), "#123456", "9 6")
+    chain = (doc.ChainLink(text, text, is_root=True), doc.ChainLink("Loss", "NaN", True, step=3))
+    blocks: tuple[doc.Block, ...] = (
+        doc.Paragraph(text, text),
+        doc.Paragraph(text, is_quiet=True),
+        doc.Code(text, "python"),
+        doc.Table(("Name", "Value"), ((text, text),)),
+        doc.Chain(chain),
+        doc.Evidence((doc.Measured(text, 1.5, None, "fp32", 1_234, "abc"),)),
+        doc.Facts(((text, text),)),
+        doc.Figures((doc.Figure(text, text, text),)),
+        doc.Lines(text, "loss", (series,)),
+        doc.HistogramChart(text, row, FORMATS["fp16"]),
+        doc.Links((doc.Link("PyTorch", "https://docs.pytorch.org/docs/stable/amp.html"),)),
+    )
+    assert {type(block) for block in blocks} | {doc.Fold} == set(doc.Block.__args__)
+    render.draw([*blocks, doc.Fold(text, blocks)], "all")  # each twice: no key is used again
+
+
+def test_every_block_is_drawn_and_no_text_becomes_markup() -> None:
+    app: Any = AppTest.from_function(every_block, default_timeout=60).run()
+    assert not app.exception, app.exception
+    assert len(app.get("plotly_chart")) == 4
+    assert [code.value for code in app.code] == [HOSTILE] * 2
+    assert len(app.table) == 4  # of Table and Facts
+    markdown = [m.value for kind in ("markdown", "caption") for m in app.get(kind)]
+    markdown += [cell for table in app.table for cell in table.value.to_numpy().ravel()]
+    markdown += [fold.label for fold in app.expander] + [figure.label for figure in app.metric]
+    ours = "[PyTorch](https://docs.pytorch.org/docs/stable/amp.html)"
+    assert markdown.count(ours) == 2
+    for text in (text for text in markdown if text != ours):
+        assert not re.search(r"(?<!\\)(?:\]\(|<b>)", text), text
+    assert any("step 1,234" in plain(text) for text in markdown)
