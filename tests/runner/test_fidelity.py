@@ -106,7 +106,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
     check = f"""
 import os, sys, torch, torch._dynamo, subprocess, multiprocessing.process, weakref
 from ampscope.records import RunSpec
-from ampscope.runner.script import Following, run_script
+from ampscope.runner.script import RunCallbacks, run_script
 from torch.nn.modules import module
 from torch.optim import optimizer
 owners = [torch, torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.amp, os,
@@ -129,7 +129,7 @@ before = seen()
 for policy, control in (("native", "as_is"), ("rehearsal", "fp32"), ("native", "scale:8;lr:0.1")):
     spec = RunSpec({str(folder / "fp16_scaler.py")!r}, kind="script", steps=3, control=control,
                    time_limit_s=60.0)
-    result = run_script(spec, policy, Following())
+    result = run_script(spec, policy, RunCallbacks())
     assert result.outcome.ended == "steps", result
 after = seen()
 changed = {{k for k in before[0].keys() | after[0].keys() if before[0].get(k) != after[0].get(k)}}

@@ -21,7 +21,7 @@ from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import HALF_FROM, Cadence, RunSpec
 from ampscope.runner import script, script_recorder
 from ampscope.runner.probe import arithmetic
-from ampscope.runner.script import Following, ScriptResult, run_script
+from ampscope.runner.script import RunCallbacks, ScriptResult, run_script
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.runner.script_text import names_half
 
@@ -251,7 +251,7 @@ train({after}, {half})
 def ran(
     tmp_path: Path, before: int, after: int, half: str = "True", text: str = PRETRAINED,
     control: str = "as_is", grace_s: float = 1e-9, settings: tuple[tuple[str, str], ...] = (),
-    following: Following = Following(),  # noqa: B008  # frozen
+    following: RunCallbacks = RunCallbacks(),  # noqa: B008  # frozen
 ) -> ScriptResult:  # fmt: skip
     path = tmp_path / "train.py"
     path.write_text(text.format(before=before, after=after, half=half))
@@ -313,7 +313,7 @@ assert loss.device.type == "cuda"
 def test_a_rehearsed_device_is_found_after_the_sleep(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(REHEARSED)
-    result = run_script(replace(spec_of(path), policy="rehearsal"), "rehearsal", Following())
+    result = run_script(replace(spec_of(path), policy="rehearsal"), "rehearsal", RunCallbacks())
     assert (result.outcome.ended, result.outcome.error_text) == ("returned", "")
     assert steps_of(result) == [0, 1, 2]
 
@@ -350,7 +350,7 @@ def test_half_precision_is_not_waited_for_beyond_the_time(
 
 def test_a_run_that_waits_for_half_precision_can_be_cancelled(tmp_path: Path) -> None:
     asked = iter(range(1, 100))
-    following = Following(is_cancelled=lambda: next(asked) == 15)
+    following = RunCallbacks(is_cancelled=lambda: next(asked) == 15)
     result = ran(tmp_path, 20, 40, following=following)
     assert result.outcome.ended == "cancelled"
     assert steps_of(result) == [*range(15)]

@@ -13,7 +13,7 @@ from ampscope.capture.script import optimizer_steps
 from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.capture.tensors import opened
 from ampscope.records import Cadence, Role, RunSpec
-from ampscope.runner.script import Following, ScriptResult, run_script
+from ampscope.runner.script import RunCallbacks, ScriptResult, run_script
 from tests.helpers import exponent_oracle as oracle
 
 STEPS = 6
@@ -43,7 +43,7 @@ def run(folder: Path, text: str, cadence: Cadence) -> ScriptResult:
     file = folder / "train.py"
     file.write_text(text.replace("FOLDER", repr(str(folder))))
     spec = RunSpec(str(file), kind="script", steps=100, control="as_is", cadence=cadence)
-    return run_script(spec, "native", Following())
+    return run_script(spec, "native", RunCallbacks())
 
 
 def measured(folder: Path, text: str, cadence: Cadence) -> ScriptMeasurements:

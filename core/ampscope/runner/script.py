@@ -93,7 +93,7 @@ UNLIMITED = (
 MOST_WAITED, MOST_WAITED_S = 3, 24.0
 
 
-class OwnFault(Exception):  # noqa: N818  # says whose it is
+class InternalError(Exception):
     """ampscope itself failed inside the script's run."""
 
 
@@ -114,7 +114,7 @@ def _ignore(_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class RunCallbacks:
     """Listener of a script's run."""
 
     on_optimizer_step: Callable[[ScriptRecorder], None] = _ignore
@@ -124,7 +124,7 @@ class Following:
 
 
 def run_script(
-    spec: RunSpec, policy: str, following: Following, ranks: Ranks | None = None
+    spec: RunSpec, policy: str, following: RunCallbacks, ranks: Ranks | None = None
 ) -> ScriptResult:
     """Run ``spec.workload`` (a file, or ``-m package.module``) under ``spec.control``; ``ranks``
     follow the processes that it starts."""
@@ -145,14 +145,14 @@ def run_action(
 
     Returns and raises what it does; at a limit of the run the process ends with status 0.
     """
-    return _Run(spec, policy, Following(stepped, ended), ranks).act(action)
+    return _Run(spec, policy, RunCallbacks(stepped, ended), ranks).act(action)
 
 
 class _Run:
     """One run of one script."""
 
     def __init__(
-        self, spec: RunSpec, policy: str, following: Following, ranks: Ranks | None
+        self, spec: RunSpec, policy: str, following: RunCallbacks, ranks: Ranks | None
     ) -> None:
         self.spec = spec
         self.ranks = ranks
@@ -337,7 +337,7 @@ class _Run:
     def _failed(self, error: BaseException, *, tell: bool = True) -> ScriptResult:
         self.recorder.switch_off()  # formatting the error runs the script's own code
         if where := script_ending.own_fault(error, self.recorder.lines):
-            raise OwnFault(f"{type(error).__name__} at {where}: {error}") from error
+            raise InternalError(f"{type(error).__name__} at {where}: {error}") from error
         module = self.recorder.errors.module_of(error)
         found = raised(error, self.recorder.lines)
         result = self._result(
@@ -456,7 +456,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
                 readings = sample_telemetry(store, run_id, device, as_child=False)
             watchdog.start_clock()
             cancelled = watchdog.cancelled.is_set
-            following = Following(stepped, leaves_at_once, cancelled, run.notes)
+            following = RunCallbacks(stepped, leaves_at_once, cancelled, run.notes)
             ranks = Ranks(store, run_id, spec, machine.policy, run_action)
             result = run_script(spec, machine.policy, following, ranks)
             (state, message), details = written(result), result.traceback
@@ -465,7 +465,8 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     except (BadInput, StoreError) as error:
         state, message = State.FAILED, str(error)
     except BaseException as error:
-        what = str(error) if isinstance(error, OwnFault) else f"{type(error).__name__}: {error}"
+        is_known = isinstance(error, InternalError)
+        what = str(error) if is_known else f"{type(error).__name__}: {error}"
         state, message = State.FAILED, f"ampscope itself failed, not the script: {what}"
         details = traceback.format_exc()
     readings.stop()

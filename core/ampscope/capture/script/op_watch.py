@@ -1,53 +1,47 @@
 """Instrument: finds the ops whose finite inputs gave a non-finite output, forward and backward.
 
 Each op below autocast is looked at once, by a dispatch mode. What it finds is kept as marks on the
-tensors (:mod:`ampscope.capture.script.op_taint`) and as records (:class:`BadOps`);
-:meth:`OpWatch.taint_of` the loss or of a gradient then names the root. Also here: where an op
-belongs, ops that stay finite and are wrong, and non-finite values that the script itself reads.
+tensors (:mod:`ampscope.capture.script.op_taint`) and as records
+(:class:`~ampscope.capture.script.bad_ops.BadOps`); :meth:`OpWatch.taint_of` the loss or of a
+gradient then names the root. Ops that stay finite and are wrong are found as well.
 """
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import functools
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bound in C++
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import (
-    FORWARD_ALWAYS,
-    FORWARD_PRE,
-    Subscription,
     a_step_runs,
 )
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import op_exact, op_facts, op_taint
+from ampscope.capture.script.bad_ops import BadOps, Origins
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.mode_sleep import ModeSleep
 from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.nonfinite_reads import COMPARED_MARK, ITEM, OWN_CODE, NonFiniteReads
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
 from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
 from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import INACCURATE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
-from ampscope.patches import Patches
+from ampscope.observations import INACCURATE_ERROR, BadOp
 from ampscope.policy import op_lists
-from ampscope.source_lines import SourceLines, line_name, line_text
+from ampscope.source_lines import SourceLines
 
 # Results that are log-probabilities of what may be impossible, for the backward pass alone: -inf
 # there is no failure.
@@ -59,12 +53,12 @@ _WORKSPACE = {
     "_scaled_dot_product_efficient_attention": (1,),
     "_scaled_dot_product_cudnn_attention": (1,),
 }
-_OWN = str(Path(__file__).resolve().parents[2])
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 # Results come from other processes: a value that is not finite was made there, or by their sum.
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _CASTS_INSIDE = torch.ops.aten._sparse_addmm.default
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+IN_FULL = 8  # forward passes of one module in an evaluation
 RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
 
 
@@ -108,7 +102,7 @@ class OpWatch(StepListener):
         self._origins = Origins(paths, lines)
         self._bad = BadOps(self._origins)
         self._sums = op_taint.RunningSums()
-        self.reads = Reads(self._bad, lines, self.taint_of)
+        self.reads = NonFiniteReads(self._bad, lines, self.taint_of)
         self._mode = _Mode(self)
         self._sleep = ModeSleep(self._mode)
         self._slept_at = -1  # ops seen before it slept last
@@ -274,7 +268,7 @@ class OpWatch(StepListener):
         parents = []
         for tensor in given:
             marks = tensor.__dict__
-            if op_taint.EXACT in marks or ANSWER in marks:
+            if op_taint.EXACT in marks or COMPARED_MARK in marks:
                 return False
             if (parent := marks.get(op_taint.PROVENANCE)) is not None:
                 if parent.watchers:
@@ -540,7 +534,7 @@ def _calling(lines: SourceLines) -> FrameType | None:
     count on the modes that it has found."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        is_between = frame.f_code.co_filename.startswith((_OWN, _TORCH))
+        is_between = frame.f_code.co_filename.startswith((OWN_CODE, _TORCH))
         if not is_between or lines.is_user(frame.f_code):
             return frame
         frame = frame.f_back
@@ -674,19 +668,16 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         return [watched(a) if wanted else a for a, wanted in zip(args, is_function, strict=True)]
 
 
-# Evaluations: hundreds of forward passes without gradients, one after the other. The first ones of
-# a module, and what is computed between them, are recorded as any other op is; of the rest only
-# ops that give a non-finite number. A teacher, a discriminator's input or a metric within a
-# training step is called a few times between two forward passes with gradients, or two steps, and
-# so never comes so far.
-
-
-IN_FULL = 8  # forward passes of one module
-
-
 class Evaluations:
     """Counts the calls of outermost modules without gradients since the last one with gradients,
-    or optimizer step."""
+    or optimizer step.
+
+    An evaluation is hundreds of such forward passes, one after the other. The first ones of a
+    module, and what is computed between them, are recorded as any other op is; of the rest only
+    ops that give a non-finite number. A teacher, a discriminator's input or a metric within a
+    training step is called a few times between two forward passes with gradients, or two steps,
+    and so never comes so far.
+    """
 
     def __init__(self) -> None:
         self.are_known = False  # as many calls of the module as are recorded in full have ended
@@ -718,409 +709,3 @@ class Evaluations:
         if torch.is_grad_enabled():  # autocast casts weights with gradients on, to keep the copies
             return func._opname == "_to_copy" and type(args[0]) is nn.Parameter
         return True
-
-
-# Where an op belongs: module, source line and user Function, in the forward and backward passes.
-#
-# In the backward pass no user frame is on the stack. Autograd numbers its nodes in the order in
-# which forward made them, so the number of the node that runs now leads back to the forward op's
-# place.
-
-
-NOWHERE = ("", 0)  # no line is known
-MAX_NODES = 50_000  # remembered nodes; a few steps of a large model
-
-
-class Origin(NamedTuple):
-    """Where one op was called."""
-
-    module: nn.Module | None
-    place: tuple[str, int]  # file and line of the user's own code
-    function: str  # the user's autograd.Function around it, "" outside
-    library: tuple[str, int] = NOWHERE  # file and line of the library that the place led to
-
-
-class Origins:
-    """Remembers, for every autograd node made while entered, where its forward op was called."""
-
-    def __init__(self, paths: ModulePaths, lines: SourceLines) -> None:
-        self.paths = paths
-        self.lines = lines
-        self.functions: list[str] = []  # user autograd.Functions that run now
-        self._numbers: list[int] = []
-        self._origins: list[Origin] = []
-        self._handles: list[Subscription] = []
-
-    def __enter__(self) -> Origins:
-        # After ``paths``, which has entered the module or left it when these are called.
-        self._handles = [
-            FORWARD_PRE.subscribe(self._module_entered),
-            FORWARD_ALWAYS.subscribe(self._module_left),
-        ]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def here(self) -> Origin:
-        """Where the program stands now."""
-        place, library = self.lines.places()
-        return Origin(self.paths.current(), place, (self.functions or [""])[-1], library)
-
-    def remember(self) -> None:
-        """A forward op has just run; its node was made just before it."""
-        number = _get_sequence_nr() - 1
-        if not self._numbers or self._numbers[-1] < number:
-            self._numbers.append(number)
-            self._origins.append(self.here())
-
-    def _module_entered(self, module: nn.Module, inputs: object) -> None:
-        self._module_ran(self.paths.stack[-2] if len(self.paths.stack) > 1 else None)
-
-    def _module_left(self, module: nn.Module, inputs: object, output: object) -> None:
-        self._module_ran(module)
-
-    def _module_ran(self, module: nn.Module | None) -> None:
-        """Nodes that no watched op made (those of functions in C++ or Python) belong to the module
-        that ran until now."""
-        if not torch.is_grad_enabled() or in_backward():
-            return
-        number = _get_sequence_nr() - 1
-        first = self._numbers[-1] + 1 if self._numbers else number
-        if first <= number:
-            self._numbers.append(first)
-            self._origins.append(Origin(module, NOWHERE, ""))
-
-    def of(self, node: Any) -> Origin:
-        """Where the op that runs now belongs; ``node`` is autograd's current node, None forward."""
-        if node is None:
-            return self.here()
-        at = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
-        if at < 0 or self.paths.stack:
-            return Origin(self.paths.current(), self.lines.where(), "")
-        return self._origins[at]
-
-    def names(self, node: Any) -> tuple[str, str]:
-        """(dotted module, "train.py:41") of the forward op that made ``node``."""
-        origin = self.of(node)
-        return self.paths.path(origin.module), line_name(origin.place)
-
-    def new_step(self) -> None:
-        """An optimizer step begins: forget the nodes when there are too many."""
-        if len(self._numbers) > MAX_NODES:
-            self._numbers, self._origins = [], []
-
-
-# The bad ops found so far: once per place, counted when they come again, with consumers.
-
-
-MAX_BAD = 400
-MAX_WATCHERS = 4  # bad ops whose consumers one tensor leads to
-
-
-class BadOps:
-    """Collects :class:`BadOp` records; an id is the order in which a bad op was first seen."""
-
-    def __init__(self, origins: Origins) -> None:
-        self.step = 0
-        self._origins = origins
-        self._found: dict[int, BadOp] = {}
-        self._first: dict[tuple[object, ...], int] = {}
-        self._consumers: dict[int, list[str]] = {}
-        self._lost: dict[int, tuple[int, float, str]] = {}  # by the number of an autograd node
-
-    def records(self) -> list[BadOp]:
-        """All bad ops with the consumers that were seen."""
-        return [
-            dataclasses.replace(bad, consumers=tuple(self._consumers.get(bad.id, ())))
-            for bad in self._found.values()
-        ]
-
-    def record(self, bad_id: int) -> BadOp | None:
-        """The bad op with that id so far, without its consumers."""
-        return self._found.get(bad_id)
-
-    def is_rare(self, bad_id: int) -> bool:
-        """Whether the bad op has come a few times so far."""
-        return self._found[bad_id].count <= op_exact.OVERFLOWS
-
-    def note_lost(self, bad_id: int, error: float, op: str) -> None:
-        """Op ``op``, which has just run, is finite where it took the infinity of a bad op. With
-        gradients, backward decides whether it mattered. Under no_grad it is recorded at once, if a
-        module computed it."""
-        line = line_name(self._origins.here().place)
-        place = f"{op}, {line}" if line else op
-        if torch.is_grad_enabled():
-            self._lost[_get_sequence_nr() - 1] = bad_id, error, place
-        elif (bad := self._found[bad_id]).module_type and not bad.grad_enabled:
-            self._lose(bad_id, error, place, returns=False)
-
-    def gradient_through(self, node: Any) -> None:
-        """Backward runs ``node``: what its forward op lost is lost to the loss."""
-        found = self._lost.pop(node._sequence_nr(), None) if self._lost else None
-        if found is None:
-            return
-        self._lose(*found, returns=True)
-
-    def _lose(self, bad_id: int, error: float, place: str, *, returns: bool) -> None:
-        """``returns``: a gradient came back. It replaces what was seen under no_grad."""
-        bad = self._found[bad_id]
-        before = 0.0 if returns and not bad.grad_enabled else bad.lost or 0.0
-        if error > before:
-            self._found[bad_id] = dataclasses.replace(
-                bad, lost=error, lost_at=place, grad_enabled=bad.grad_enabled or returns
-            )
-
-    def note_consumer(self, name: str, parents: list[Provenance]) -> tuple[int, ...]:
-        """Op ``name`` takes what ``parents`` made; returns the bad ops that still want to know."""
-        watchers: tuple[int, ...] = ()
-        for parent in parents:
-            for bad in parent.watchers:
-                chain = self._consumers.setdefault(bad, [])
-                if len(chain) < op_taint.CHAIN:
-                    chain.append(name)
-                    watchers += (bad,)
-        return watchers[:MAX_WATCHERS]
-
-    def remember(
-        self, kind: str, call: OpCall, inputs: list[Tensor], out: Tensor, autocast: str,
-        error: float | None = None,
-    ) -> int | None:  # fmt: skip
-        """Id of the bad op, new or known; None when there are too many."""
-        origin = self._origins.of(call.node)
-        where = (id(origin.module), origin.place, origin.library)
-        key = (kind, call.func, *where, call.node is None)
-        known = self._first.get(key)
-        if known is not None:
-            self._again(known, error)
-            return known
-        if len(self._found) >= MAX_BAD:
-            return None
-        bad_id = self._first[key] = len(self._found)
-        self._found[bad_id] = self._record(bad_id, kind, call, inputs, out, origin, autocast, error)
-        return bad_id
-
-    def _again(self, known: int, error: float | None) -> None:
-        bad = self._found[known]
-        self._found[known] = dataclasses.replace(
-            bad,
-            count=bad.count + 1,
-            last_step=self.step,
-            error=bad.error if error is None else max(error, bad.error or 0.0),
-        )
-
-    def _record(
-        self, bad_id: int, kind: str, call: OpCall, inputs: list[Tensor], out: Tensor,
-        origin: Origin, autocast: str, error: float | None,
-    ) -> BadOp:  # fmt: skip
-        module, node = origin.module, call.node
-        wanted = kind == "nonfinite"
-        fp32 = op_facts.in_fp32(call.func, call.args, call.kwargs) if wanted else None
-        return BadOp(
-            id=bad_id,
-            kind=kind,
-            step=self.step,
-            phase="forward" if node is None else "backward",
-            op=f"{call.func.namespace}.{call.name}",
-            node="" if node is None else node.name(),
-            module=self._origins.paths.path(module),
-            module_type="" if module is None else type(module).__name__,
-            line=line_name(origin.place),
-            code=line_text(origin.place),
-            library=line_name(origin.library),
-            dtype=dtype_name(out.dtype),
-            inputs=tuple(
-                op_facts.operand(t, op_taint.producers(t), op_taint.is_parameter(t))
-                for t in inputs[:4]
-            ),
-            scalars=op_facts.scalars(call.args, call.kwargs),
-            **op_facts.special_counts(out),
-            total=out.numel(),
-            fp32_max=op_facts.max_abs(fp32),
-            fp32_finite=None if fp32 is None else all_finite(fp32),
-            autocast=bool(autocast),
-            last_step=self.step,
-            error=error,
-            function=origin.function,
-            grad_enabled=torch.is_grad_enabled(),
-            tracked=any(map(op_taint.is_learned, inputs)),
-            index=op_facts.first_bad_index(out) if wanted else (),
-        )
-
-
-# Instrument: non-finite values that the script itself reads, and what it does about them.
-#
-# A training loop that guards itself reads its loss and leaves before ``backward``::
-#
-#     if not math.isfinite(loss.item()):
-#         sys.exit(1)          # or break, continue, assert, raise
-#
-# No optimizer step shows such a value, so the read is kept as a :class:`Call` named "read" with
-# the bad op that the value descends from. Only a read that led somewhere counts: the loss of a
-# batch that never came to ``backward``, or gradients that never came to an optimizer step. A
-# metric that is not finite and is only printed is none.
-#
-# ``item()``, ``float()``, ``int()``, ``bool()`` and ``format`` reach the dispatcher; a comparison
-# (``loss != loss``, ``torch.isfinite(loss).all()``) marks its result, so that reading the result
-# is reading the value. ``tolist``, ``numpy`` and ``repr`` do not reach it and are wrapped.
-
-
-ITEM = torch.ops.aten._local_scalar_dense.default
-ANSWER = "_ampscope_answer"  # on a mask or truth value: the mark of what was compared
-MAX_READS = 2_000
-_WRAPPED = ("tolist", "numpy", "__repr__")
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A non-finite value that may be read: a loss, or (``is_gradient``) one made in backward."""
-
-    taint: int
-    is_gradient: bool
-    dtype: str
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A read whose batch has come neither to ``backward`` nor to a step so far."""
-
-    mark: _Mark
-    step: int
-    line: str
-    value: float | None
-    forwards: int  # training batches so far
-
-
-class Reads:
-    """Follows non-finite values to where the script reads them. Results: :meth:`calls`."""
-
-    def __init__(
-        self, bad: BadOps, lines: SourceLines, taint_of: Callable[[Tensor], int | None]
-    ) -> None:
-        """``taint_of``: the id of the bad op that a non-finite tensor descends from."""
-        self.forwards = 0  # training batches: calls of an outermost module with gradients on
-        self._bad = bad
-        self._lines = lines
-        self._taint_of = taint_of
-        self._backwards = 0
-        self._forwards_at_backward = -1  # how many forwards there had been at the last backward
-        self._backwards_at_step = 0
-        self._pending: dict[tuple[str, bool], _Pending] = {}
-        self._dropped: list[_Pending] = []
-
-    def wrap(self, patches: Patches, is_watching: Callable[[], bool]) -> None:
-        """Put the wrappers on; ``patches`` takes them off."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if is_watching() and isinstance(tensor, Tensor):
-                    with own_ops():
-                        self.read(tensor, None)
-                return original(tensor, *args, **kwargs)
-
-            return wrapper
-
-        for name in _WRAPPED:
-            patches.replace(torch.Tensor, name, make)
-
-    def compared(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """An op has run: a truth value made from a non-finite one carries its mark on."""
-        for out in outputs:
-            if out.is_floating_point():
-                continue
-            mark = next((m for t in inputs if (m := _answer(t)) is not None), None)
-            if mark is None and out.dtype is torch.bool:
-                mark = next((m for t in inputs if (m := self._mark(t)) is not None), None)
-            if mark is not None:
-                out.__dict__[ANSWER] = mark
-            elif ANSWER in out.__dict__:  # changed in place
-                del out.__dict__[ANSWER]
-
-    def read(self, tensor: Tensor, value: Any) -> None:
-        """The script reads ``tensor``; ``value`` is what it gets, None where that is not known."""
-        is_bad = isinstance(value, float) and not math.isfinite(value)
-        known = _answer(tensor) or (self._mark(tensor, is_bad=is_bad))
-        if known is None and not self._pending:
-            return
-        caller = sys._getframe(2)
-        if caller.f_code.co_filename.startswith(_OWN) and not self._lines.is_user(caller.f_code):
-            return  # ampscope's own look
-        line = line_name(self._lines.where())
-        for kind in (False, True):
-            passed_by = self._pending.get((line, kind))
-            if passed_by is None or 0 < passed_by.forwards == self.forwards:
-                continue  # a line may read the values of one batch more than once
-            # The loop comes round, and the last value was left behind.
-            if len(self._dropped) < MAX_READS:
-                self._dropped.append(passed_by)
-            del self._pending[line, kind]
-        if known is None or not self._matters(known):
-            return
-        number = value if is_bad else None
-        key = line, known.is_gradient
-        if key not in self._pending:
-            self._pending[key] = _Pending(known, self._bad.step, line, number, self.forwards)
-
-    def forward(self) -> None:
-        """A training batch goes into an outermost module."""
-        self.forwards += 1
-
-    def backward(self) -> None:
-        """The script calls backward: what it read of this batch's loss has led to no loss of it."""
-        self._backwards += 1
-        self._forwards_at_backward = self.forwards
-        self._settle(is_gradient=False)
-
-    def stepped(self) -> None:
-        """An optimizer step ended, taken or skipped."""
-        self._backwards_at_step = self._backwards
-        self._settle(is_gradient=True)
-
-    def calls(self, first: int) -> list[Call]:
-        """All reads so far that led to no step, numbered from ``first``."""
-        found = [*self._dropped, *self._pending.values()]
-        return [
-            Call(
-                seq=first + number,
-                step=read.step,
-                name="read",
-                subject=READ_GRADIENT if read.mark.is_gradient else READ_LOSS,
-                value=read.value,
-                dtype=read.mark.dtype,
-                line=read.line,
-                note=str(read.mark.taint),
-            )
-            for number, read in enumerate(found)
-        ]
-
-    def _settle(self, *, is_gradient: bool) -> None:
-        for key in [k for k in self._pending if k[1] == is_gradient]:
-            del self._pending[key]
-
-    def _matters(self, mark: _Mark) -> bool:
-        """Whether the batch that the value belongs to still waits for its backward, or step."""
-        if mark.is_gradient:
-            return self._backwards > self._backwards_at_step
-        return self.forwards > self._forwards_at_backward or not self.forwards
-
-    def _mark(self, tensor: Tensor, *, is_bad: bool = False) -> _Mark | None:
-        """What ``tensor`` would be as something read; None for what is finite, came with the data,
-        or was made without gradients, such as an evaluation's loss."""
-        taint = self._taint_of(tensor)
-        if taint is None and not is_bad:
-            return None
-        dtype = dtype_name(tensor.dtype)
-        record = None if taint is None or taint < 0 else self._bad.record(taint)
-        if record is None:
-            return _Mark(FOREIGN, False, dtype) if tensor.requires_grad else None
-        if record.phase == "backward":
-            return _Mark(record.id, True, dtype)
-        is_training = tensor.requires_grad or (record.grad_enabled and record.tracked)
-        return _Mark(record.id, False, dtype) if is_training else None
-
-
-def _answer(tensor: Tensor) -> _Mark | None:
-    found: _Mark | None = tensor.__dict__.get(ANSWER)
-    return found
