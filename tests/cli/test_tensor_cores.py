@@ -38,7 +38,7 @@ def test_a_sentence_a_table_of_eighty_columns_and_json(tmp_path: Path) -> None:
 
 def test_fp32_uses_none_on_a_cpu(tmp_path: Path) -> None:
     done = run_command(
-        "cores", "mlp", "--size", "tiny", "--precision", "fp32", "--device", "cpu",
+        "tensor-cores", "mlp", "--size", "tiny", "--precision", "fp32", "--device", "cpu",
         "--store", tmp_path / "runs.db",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_fp32_uses_none_on_a_cpu(tmp_path: Path) -> None:
 
 def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
-    done = run_command("cores", "gtp", "--store", store)
+    done = run_command("tensor-cores", "gtp", "--store", store)
     assert_one_sentence(done, "Did you mean gpt?")
     assert done.returncode == 2
     tf32 = run_command(

@@ -182,7 +182,7 @@ ENGINE = Path(ampscope.__file__).parent
 # The same words for something else: a fact that ops record, and the id of a lesson.
 NO_CAUSES = {
     ("capture/script/op_taint.py", "fully_masked_row"),
-    ("lessons/catalog.py", "clip_before_unscale"),
+    ("lessons/mistakes.py", "clip_before_unscale"),
 }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -542,6 +543,23 @@ def test_a_store_may_be_a_link(kind: str, tmp_path: Path) -> None:
     in_view(kind, here, "opened[0].execute('create table a (b)')", before=before)
     with sqlite3.connect(target / "a.db") as db:
         assert db.execute("select count(*) from a").fetchone() == (0,)
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"overlay: {WHY_NOT}")
+@pytest.mark.parametrize("as_user", [False, True])
+def test_a_store_may_lie_in_a_folder_that_is_covered_itself(as_user: bool, tmp_path: Path) -> None:
+    """What is written there by the run must be there when it has ended."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        target = Path("/tmp") / f"ampscope-{secrets.token_hex(4)}.db"
+        before = f"os.symlink({str(target)!r}, place + '/runs.db')"
+        try:
+            code = "opened[0].execute('create table a (b)'); opened[0].commit()"
+            in_view(OVERLAY, Path(made), code, before=before, as_user=as_user)
+            with sqlite3.connect(target) as db:
+                assert db.execute("select count(*) from a").fetchone() == (0,)
+        finally:
+            target.unlink(missing_ok=True)
 
 
 def test_what_only_a_variable_names_is_not_put_back(

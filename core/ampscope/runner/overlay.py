@@ -78,6 +78,10 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
         places = _Places(folder, opened)
         done: list[str] = []
         try:
+            # Before anything is covered: the store's folder may be one of these places itself, and
+            # a recursive bind takes along what is mounted on it.
+            found = _bind_first(beside, _STORE)
+            done.append(found)
             for place, below in lower.items():
                 with _may_be_gone(place not in needed and place not in mounts):
                     if place not in split:
@@ -95,8 +99,6 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
                     done.append(place)
                     if place in mounts and place not in shared:
                         _make_read_only(place)  # one file, which cannot have an overlay
-            found = _bind_first(beside, _STORE)
-            done.append(found)
             for path in used:
                 if not os.access(path, os.W_OK):
                     raise OSError(f"nothing could be written in {path}")
