@@ -105,7 +105,8 @@ def values(block: doc.Lines) -> pd.DataFrame:
     """Every number of the chart, what is not finite as a text."""
     rows = []
     for s in block.series:
-        found: dict[int, float | str] = dict(zip(s.points.steps, s.points.values, strict=True))
+        found: dict[int, float | str] = dict.fromkeys(s.not_recorded, "not recorded")
+        found |= dict(zip(s.points.steps, s.points.values, strict=True))
         found |= dict.fromkeys(s.points.nan_steps, "nan")
         found |= dict.fromkeys(s.points.pos_inf_steps, "inf")
         found |= dict.fromkeys(s.points.neg_inf_steps, "-inf")

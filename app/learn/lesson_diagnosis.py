@@ -93,7 +93,7 @@ def _losses(case: Case) -> None:
         fix_words.ControlRun(Control(c).words, run, store.steps(run), store.totals(run))
         for c, run in runs.items()
     ]
-    losses = story.control_losses(recorded)
+    losses = story.control_losses([c for c in recorded if c.last_loss is not None])
     if losses is None:
         st.caption("No loss was recorded of its runs.")
         return

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
+
+from ampscope.analysis.training import finite_parts
+from ampscope.story import document as doc
+from app import render
 
 
 def plain(text: str) -> str:
@@ -60,3 +65,13 @@ def test_every_block_is_drawn_and_no_text_becomes_markup() -> None:
     for text in (text for text in markdown if text != ours):
         assert not re.search(r"(?<!\\)(?:\]\(|<b>)", text), text
     assert any("step 1,234" in plain(text) for text in markdown)
+
+
+def test_the_values_of_a_chart_hold_every_step() -> None:
+    losses = [1.0, None, math.nan, math.inf, 0.5]
+    series = doc.Series(
+        "fp32", finite_parts(range(5), losses), "#123456", skipped=(1, 2), not_recorded=(1,)
+    )
+    table = render.values(doc.Lines("Loss", "loss", (series,)))
+    assert table["loss"].tolist() == ["1.0", "not recorded", "nan", "inf", "0.5"]
+    assert table["skipped"].tolist() == [False, True, True, False, False]

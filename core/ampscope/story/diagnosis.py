@@ -189,7 +189,10 @@ def control_losses(found: Sequence[fix_words.ControlRun]) -> doc.Lines | None:
         colour, dash = _STYLES.get(c.run.spec.control, _FIXED_STYLE)
         parts = finite_parts([s.step for s in c.steps], [s.loss for s in c.steps])
         skipped = tuple(s.step for s in c.steps if s.skipped)
-        series.append(doc.Series(c.name, parts, colour, dash, skipped, run_id=c.run.id))
+        unknown = tuple(s.step for s in c.steps if s.loss is None)
+        series.append(
+            doc.Series(c.name, parts, colour, dash, skipped, run_id=c.run.id, not_recorded=unknown)
+        )
     values = [v for s in series for v in s.points.values]
     return (
         doc.Lines("Loss by control", "loss", tuple(series), base=base(values)) if series else None

@@ -148,6 +148,7 @@ class Series:
     skipped: tuple[int, ...] = ()
     is_stepped: bool = False  # holds its value until the next point, as a loss scale does
     run_id: str = ""
+    not_recorded: tuple[int, ...] = ()  # steps without a value
 
 
 @dataclass(frozen=True, slots=True)

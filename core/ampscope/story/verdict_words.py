@@ -3,8 +3,8 @@
 They also say when the cause is undetermined and when AMP is not at fault. Nothing here is
 Markdown: the page escapes every sentence.
 
-Also here: the chain from the root cause to what a user sees (:func:`causal_chain`), and the first
-sentence of every verdict: what ran in which precision, and how many steps were judged.
+:func:`causal_chain` leads from the root cause to what a user sees; :func:`headline` says what ran
+in which precision, and how many steps were judged.
 """
 
 from __future__ import annotations
