@@ -18,6 +18,7 @@ from sampler_cost import STARTED_S, Beside
 import ampscope
 from ampscope.telemetry.sampler_process import WANTED
 from ampscope.watcher.schedule import FREE_S
+from ampscope.watcher.session import _OPEN
 
 DEFAULT, TENTH, EVERYTHING, ASLEEP = (
     "watch, default schedule",
@@ -71,6 +72,7 @@ def _watched(session: Session, every: int | None, steps: int, *, taps: bool) -> 
     os.environ[WANTED] = "0"  # it would read beside the bare steps, too; TELEMETRY prices it apart
     run = ampscope.watch(training.model, training.optimizer, every=every, store=store, taps=taps)
     run._session.detach()
+    _OPEN.discard(run._session)  # or else the next contestant's watch of this model would close it
     run._session.schedule.took(FREE_S, 0.0)
 
     @contextlib.contextmanager

@@ -35,6 +35,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -209,22 +210,24 @@ def _accepted(causes: Iterable[str]) -> list[str]:
     return [CAUSES[name].code for name in causes if name in CAUSES and name != "no_fault"]
 
 
-def _keyed_scripts() -> Iterator[tuple[str, Path, list[str]]]:
-    """Name, file and accepted codes of each script that has a key."""
+def _keyed_scripts(place: Path) -> Iterator[tuple[str, Path, list[str]]]:
+    """Name, file and accepted codes of each script that has a key; ``place`` is an empty folder."""
     zoo = Path(ampscope.zoo.__file__).parent
     answers = tomllib.loads((zoo / "answers.toml").read_text())
     key = {answer["script"]: answer for answer in answers.values()}
     for path in sorted((zoo / "scripts").glob("*.py")):
         answer = key.get(path.stem, {"cause": "no_fault"})
         yield f"zoo/{path.name}", path, _accepted([answer["cause"], *answer.get("accept", ())])
-    for file in sorted((Path(__file__).parent / "unseen").glob("*/key.json")):
+    unseen = Path(__file__).parent / "unseen"
+    with tarfile.open(unseen / "scripts.tar.xz") as archive:
+        archive.extractall(place, filter="data")
+    for file in sorted(unseen.glob("*/key.json")):
         entries = json.loads(file.read_text())
         if isinstance(entries, dict):
             entries = [{"script": script, **entry} for script, entry in entries.items()]
         for entry in entries:
-            path, name = file.parent / entry["script"], f"{file.parent.name}/{entry['script']}"
-            if path.exists():
-                yield name, path, _accepted([entry["cause"], *entry.get("accept", ())])
+            name = f"{file.parent.name}/{entry['script']}"
+            yield name, place / name, _accepted([entry["cause"], *entry.get("accept", ())])
 
 
 def keyed() -> dict[str, Any]:
@@ -242,8 +245,9 @@ def keyed() -> dict[str, Any]:
             healthy[where] += 1
         wrong.extend(f"{name} {code}" for code in sorted(codes - set(accepted)))
 
-    for name, path, accepted in _keyed_scripts():
-        count(name, read_source(path, name), accepted, "scripts")
+    with tempfile.TemporaryDirectory() as place:
+        for name, path, accepted in _keyed_scripts(Path(place)):
+            count(name, read_source(path, name), accepted, "scripts")
     for path in sorted((Path(__file__).parent / "faults" / "programs").rglob("*.py")):
         text = read_source(path).text
         for kind in (*planting.FAULTS.values(), *planting.LOOKALIKES.values()):

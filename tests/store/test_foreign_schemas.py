@@ -30,7 +30,7 @@ CHANGES = {
     "SELECT id, hex(zeroblob(450000000)) AS spec FROM old;",
     "a generated column": "ALTER TABLE event ADD COLUMN more TEXT AS (hex(zeroblob(450000000)));",
     "a trigger": "CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM run; END;",
-    "an index of an expression": "CREATE INDEX slow ON run (hex(zeroblob(450000000)));",
+    "an index of an expression": "CREATE INDEX slow ON shared (hex(zeroblob(450000000)));",
     "a check": "ALTER TABLE event RENAME TO old; CREATE TABLE event (run TEXT NOT NULL, "
     "seq INTEGER NOT NULL CHECK (length(hex(zeroblob(450000000))) > 0), PRIMARY KEY (run, seq));",
     "a table of its own": "CREATE TABLE more (a);",
