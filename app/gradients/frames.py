@@ -46,7 +46,8 @@ def recorded_roles(ranks: Ranks) -> list[Role]:
 
 
 class RoleFrames:
-    """The frames that the ranks of a training hold of one role."""
+    """The frames that the ranks of a training hold of one role. What ``store`` gives is what
+    :class:`ampscope.store.reader.Reader` gives, kept until the run has recorded more."""
 
     def __init__(self, ranks: Ranks, role: Role) -> None:
         self.ranks, self.role = ranks, role

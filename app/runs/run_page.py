@@ -291,7 +291,8 @@ def _stored(reader: Reader, run_id: str) -> tuple[str, ...]:
 
 @st.fragment(run_every=FOLLOW_EVERY_S)
 def _follow(run_id: str, versions: tuple[str, ...]) -> None:
-    """Draw the page anew when the run, or another rank of its training, has recorded more."""
+    """Draw the page anew when the run, or another rank of its training, has recorded more: rows of
+    runs are read again when the store's file has changed."""
     try:
         recorded = _versions(ranks_of(store.run(run_id)))
     except BadInput:  # deleted, or kept from the class meanwhile: the page says so

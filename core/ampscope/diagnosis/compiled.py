@@ -1,4 +1,5 @@
-"""A script that compiles is not accused of what only its eager code does.
+"""The diagnosis of a script's runs. One that compiles is not accused of what only its eager code
+does; without a compiled run the answer is that of :mod:`ampscope.diagnosis.findings`.
 
 A diagnosis judges the eager code that compiled code was made from. Compiled code may compute
 otherwise: a fused chain of pointwise ops keeps its intermediate results in fp32. So the script

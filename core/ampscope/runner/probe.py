@@ -11,6 +11,9 @@
         update   the scale halves after a skip, doubles after growth_interval good steps
                  ── compare the weights, write the step's records
 
+The two marked moments are callbacks of the step (runner.training) to the instruments
+(runner.instruments).
+
 The loss is bit-identical with the instruments on or off: they read, and never write. The shadow
 runs the loss function once more, so with it this holds for state inside the module and for the
 global random generators alone: a loss that counts its calls, or draws from a generator of its own,

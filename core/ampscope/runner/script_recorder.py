@@ -174,6 +174,7 @@ class ScriptRecorder:
         return self._closed(outcome)
 
     def _closed(self, outcome: Outcome) -> list[Observation]:
+        # The call log asks for the loss's taints at each backward, the steps for their gradients'.
         bad = [
             dataclasses.replace(
                 record,

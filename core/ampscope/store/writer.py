@@ -119,7 +119,8 @@ class RunWriter(RunRow):
         self._pending += rows.of_records("op", self.run_id, ops, op_set=op_set)
 
     def add_frame(self, frame: records.Frame) -> None:
-        """All histograms of one role at one step, packed."""
+        """All histograms of one role at one step, as one row with a blob (store.frames packs it,
+        :meth:`Reader.frame` unpacks it)."""
         if self._thinning is not None and not self._thinning.admit(frame):
             return
         blob = frames.pack(frame.modules, frame.dtypes, frame.rows)

@@ -1,11 +1,13 @@
 """What a watched training goes through, step by step: instruments, decisions, records.
 
-    loss           seen at backward
-    gradients      complete, still scaled: norms at every step; histograms when they are due;
-                   when they are not finite: who holds it, and a capsule where it is no calibration
-    optimizer      steps, or is skipped
-    end            the step's record, and the alarms that begin with it, go to the recorder; the
-                   schedule of the next step; the user is told of the alarms
+    loss_seen           at backward
+    gradients_complete  still scaled: norms at every step; histograms when they are due; when they
+                        are not finite: who holds it, and a capsule where it is no calibration
+    before_step, after_step  around the optimizer's own step, unless the scaler skips it
+    optimizer_stepped   taken or skipped: the step ends. Its record, and the alarms that begin with
+                        it, go to the recorder; the schedule of the next step; the user is told
+
+The names are those of the callbacks (:class:`ampscope.capture.training_events.TrainingListener`).
 
 On CUDA the numbers of a step travel to the host while the training goes on, and the step is
 finished while the next one runs. With a plain GradScaler the numbers are read after its own wait;
