@@ -18,7 +18,7 @@ from ampscope.story.run_words import rules
 from ampscope.story.training_words import ALARM_NAMES
 from app import links, options, permissions, states, store, zoo
 from app.run_list import Entry, entries, going_on, listed_runs, rows, watched, why_ended
-from app.runs import diagnoses, live, run_page
+from app.runs import actions, diagnoses, run_page
 from app.text import ago, cut, escape
 from app.training import alarm_text
 
@@ -98,7 +98,7 @@ def _demo() -> None:
         "and opens the gradients that fp16 lost. It takes about 20 seconds."
     )
     if st.button("Run the demo", type="primary", key="run-demo"):
-        links.keep(GROUP, live.start(invited_specs()))
+        links.keep(GROUP, actions.start(invited_specs()))
         st.session_state[_OPENS] = True
         st.rerun()
 
@@ -134,11 +134,11 @@ def _lesson(ask: Callable[[int], None]) -> None:
 def follow() -> bool:
     """Progress of the demo that the URL names; opens its result once. True while it runs."""
     group = links.wanted(GROUP)
-    runs = live.of_group(group) if group else []
+    runs = actions.of_group(group) if group else []
     if not runs:
         return False
     st.subheader("Demo", anchor=False)
-    live.show_progress(group, key="demo")
+    actions.show_progress(group, key="demo")
     has_ended = all(run.state is State.FINISHED for run in runs)
     if has_ended and st.session_state.pop(_OPENS, False):
         links.keep(GROUP, None)

@@ -22,7 +22,7 @@ from ampscope.policy.op_lists import (
 from ampscope.records import Role, RunInfo, RunSpec, StepRecord
 from ampscope.store.reader import Reader
 from app import chart, links, permissions, states, store
-from app.runs import live, run_page, workload_choice
+from app.runs import actions, run_page, workload_choice
 from app.text import number, percent
 
 ANY = "any"
@@ -154,7 +154,7 @@ def show_whatif() -> None:
     """The form, the two runs while they go on, and what came of them."""
     st.subheader("What if an op were on another list?", anchor=False)
     group = links.wanted("whatif")
-    runs = live.show_progress(group, key="whatif") if group else []
+    runs = actions.show_progress(group, key="whatif") if group else []
     if runs and not any(run.state.is_active for run in runs):
         _compared(runs)
     with st.expander("Try a change", expanded=not runs):
@@ -177,7 +177,7 @@ def _form() -> None:
             plain = RunSpec(workload=named, size=choice.size, steps=STEPS)
             plain = replace(plain, precision=precision or PRECISIONS[0])
             changed = replace(plain, control=Control.of(op_lists={str(op): str(name)}))
-            links.keep("whatif", live.start([plain, changed]))
+            links.keep("whatif", actions.start([plain, changed]))
         except BadInput as error:
             states.unreadable(str(error))
             return

@@ -19,7 +19,7 @@ from ampscope.store.processes import whose
 from ampscope.store.reader import Reader, StoredVerdict
 from ampscope.story.run_words import file_name, rules
 from app import links, permissions, run_rows, states, store
-from app.runs import diagnoses, live, run_page
+from app.runs import actions, diagnoses, run_page
 from app.text import ago, cut, escape
 
 AT_FIRST = 10
@@ -93,7 +93,7 @@ def _delete() -> None:
     st.caption("What was recorded of them is deleted from the store. This cannot be undone.")
     label = f"Delete {plural(len(chosen), 'run')}" if chosen else "Delete"
     if st.button(label, type="primary", disabled=not chosen, key="delete-confirm"):
-        live.delete(chosen)
+        actions.delete(chosen)
         st.rerun()
 
 
@@ -287,7 +287,7 @@ def going_on(run: RunInfo) -> None:
             together = store.group(run.spec.group) if run.spec.kind == "script" else []
             for one in together or [run]:
                 if one.state.is_active:
-                    live.cancel_run(one)
+                    actions.cancel_run(one)
             st.rerun()
 
 

@@ -1,5 +1,5 @@
 """Class: what is being measured, who waits for what, and the lessons made ready before a class."""
 
-from app import classes
+from app import classroom
 
-classes.show_classroom()
+classroom.show_classroom()

@@ -4,19 +4,19 @@ import streamlit as st
 
 from app import chart, links
 from app.ext import frameworks
-from app.runs import live
+from app.runs import actions
 
 st.title("Frameworks", anchor=False)
 links.show_section("Reference")
 
 group = frameworks.pick_group()
-runs = live.of_group(group) if group else []
+runs = actions.of_group(group) if group else []
 if any(run.state.is_active for run in runs):
-    live.show_progress(group, key="fw")
+    actions.show_progress(group, key="fw")
 elif runs:
     frameworks.show_differences(runs)
     with chart.details("Their losses, and how each run ended"):
-        live.show_progress(group, key="fw")
+        actions.show_progress(group, key="fw")
 else:
     frameworks.nothing_trained()
 

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import chart, cores, links, states
+from app import chart, links, states, tensor_cores
 from app.runs import measurements
 
 st.title("Tensor Cores", anchor=False)
@@ -10,13 +10,13 @@ links.show_section("This machine")
 run = measurements.open_measurement("cores")
 if run is not None:
     with states.contained():
-        cores.show_step(run)
+        tensor_cores.show_step(run)
     with chart.details("Measure another step"):
-        cores.show_form()
+        tensor_cores.show_form()
 else:
     if not measurements.of_kind("cores"):
         states.nothing_recorded(
             "No training step has been measured yet.",
             "Choose one: it is run once, then each of its matmuls alone.",
         )
-    cores.show_form()
+    tensor_cores.show_form()

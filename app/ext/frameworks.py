@@ -27,7 +27,7 @@ from ampscope.story.run_words import rules
 from app import chart, links, permissions, states, store
 from app.chart import KeyFigure
 from app.ext.figures import framework_lines
-from app.runs import live
+from app.runs import actions
 from app.text import code, escape, number, percent, plural, power_of_two
 
 STEPS = 10
@@ -70,7 +70,7 @@ def show_form() -> str:
     if not st.button(f"Train in {plural(len(here), 'framework')}", type="primary", key="fw-start"):
         return ""
     try:
-        return live.start(
+        return actions.start(
             [
                 RunSpec(
                     workload=str(network),

@@ -16,8 +16,8 @@ from ampscope.launcher import children
 from ampscope.launcher.launch import launch
 from ampscope.records import Curve, Reading, Result, RunInfo, RunSpec, State, StepTimes
 from ampscope.store import sharing
-from app import classes, permissions, run_rows, states, store
-from app.classes import QueueFull
+from app import classroom, permissions, run_rows, states, store
+from app.classroom import QueueFull
 from app.runs import measurements, run_page
 from app.text import escape, percent
 
@@ -38,9 +38,9 @@ def results(spec: RunSpec, *, is_asked: bool, ask: Callable[[], None]) -> list[R
         st.info("**Not measured here yet.** It takes a few seconds.")
         st.button("Measure on this machine", key="lesson-start", type="primary", on_click=ask)
         return None
-    if classes.is_class() and (not runs or classes.queue().place(spec)):
+    if classroom.is_class() and (not runs or classroom.queue().place(spec)):
         _waiting(spec)
-    runs = runs or ([] if classes.is_class() else [_started(spec)])
+    runs = runs or ([] if classroom.is_class() else [_started(spec)])
     if not runs:
         return None
     newest = runs[0]
@@ -64,26 +64,26 @@ def results(spec: RunSpec, *, is_asked: bool, ask: Callable[[], None]) -> list[R
 
 def equal(spec: RunSpec) -> list[RunInfo]:
     """Runs of the same spec by the same torch, newest first; those that wait have no torch yet."""
-    return classes.answering(run_rows.of_spec(store.path(), spec))
+    return classroom.answering(run_rows.of_spec(store.path(), spec))
 
 
 @st.fragment(run_every=ASK_EVERY_S)
 def _waiting(spec: RunSpec) -> None:
     """Ask again, which keeps the place in the class's queue, until there is a run."""
     try:
-        if classes.ask(spec):
+        if classroom.ask(spec):
             st.rerun(scope="app")
     except QueueFull as error:
         st.warning(escape(str(error)), icon=":material/hourglass_top:")
         return
-    place = classes.queue().place(spec)
+    place = classroom.queue().place(spec)
     text = "It is the next to be measured." if place <= 1 else f"Place {place} in the queue."
     st.info(f"**The class waits for this measurement.** {text}", icon=":material/hourglass_top:")
 
 
 def _started(spec: RunSpec, *, again: bool = False) -> RunInfo:
     with _starting:
-        known = classes.answering(sharing.of_spec(store.path(), spec))  # as it is now
+        known = classroom.answering(sharing.of_spec(store.path(), spec))  # as it is now
         if known and (known[0].state.is_active or not again):
             return known[0]
         return store.run(launch(spec, store.path()))
@@ -107,8 +107,8 @@ def _failed(run: RunInfo, spec: RunSpec) -> None:
 
 
 def _start_again(spec: RunSpec) -> None:
-    if classes.is_class():
-        classes.ask(spec, again=True)
+    if classroom.is_class():
+        classroom.ask(spec, again=True)
     else:
         _started(spec, again=True)
 

@@ -29,7 +29,7 @@ from ampscope.observations import Observation
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
 from app import options, permissions, run_rows, states, store
-from app.runs import live
+from app.runs import actions
 from app.states import BadgeColor
 
 RUNS_READ = 4_000  # a zoo of 72 scripts has about 400 runs
@@ -269,7 +269,7 @@ def stop_runs(script: str, runs: Sequence[RunInfo]) -> None:
     permissions.require(permissions.is_trusted(), "stopping a diagnosis")
     active = [run for run in runs if run.state.is_active]
     for run in active:
-        live.cancel_run(run)
+        actions.cancel_run(run)
     _stopping.add(script)
     arguments = (store.path(), script, [r.id for r in active])
     threading.Thread(target=_end, args=arguments, daemon=True).start()

@@ -19,7 +19,7 @@ from ampscope.launcher.launch import checked, launch
 from ampscope.records import RunInfo, RunSpec, State
 from app import chart, links, permissions, states, store
 from app import telemetry as telemetry_view
-from app.runs import live, run_page, workload_choice
+from app.runs import actions, run_page, workload_choice
 from app.runs.workload_choice import Choice
 from app.text import ago, escape, plural
 
@@ -128,5 +128,5 @@ def _following(run_id: str) -> None:
         text = waits if run.state is State.QUEUED and run.place > 1 else so_far
         st.info(f"**Measuring.** {text}")
         if permissions.is_trusted() and st.button("Cancel", key=f"cancel-{run_id}"):
-            live.cancel_run(run)
+            actions.cancel_run(run)
             states.nothing_recorded("It stops after what it is measuring now.", "")

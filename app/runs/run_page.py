@@ -25,7 +25,7 @@ from ampscope.story.build import document, of_reports
 from ampscope.story.run_words import file_name, rules
 from app import chart, links, options, permissions, run_rows, states, store
 from app.permissions import ClassRole
-from app.runs import diagnoses, live
+from app.runs import actions, diagnoses
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
@@ -247,7 +247,7 @@ def offer(run: RunInfo) -> None:
     st.session_state[key] = run.id in run_rows.shared(options.current().store)
 
     def switch() -> None:
-        live.share(run, wanted=bool(st.session_state[key]))
+        actions.share(run, wanted=bool(st.session_state[key]))
 
     st.toggle("Shown to the class", key=key, on_change=switch)
 

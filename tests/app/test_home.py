@@ -17,7 +17,7 @@ from ampscope.records import Event, RunSpec
 from ampscope.store.reader import Reader
 from app.learn import lesson_runs
 from app.links import ENTRIES
-from app.runs import diagnoses, live
+from app.runs import actions, diagnoses
 from tests.helpers import script_stores, stores, watched_stores
 from tests.helpers.pages import asked, links, texts
 
@@ -58,7 +58,7 @@ def test_the_demo_is_three_runs_of_one_model_with_a_small_loss(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[RunSpec] = []
-    monkeypatch.setattr(live, "launch", lambda spec, store: started.append(spec) or "id")
+    monkeypatch.setattr(actions, "launch", lambda spec, store: started.append(spec) or "id")
     app = open_page("home").button(key="run-demo").click().run()
     assert [spec.precision for spec in started] == ["fp16-noscaler", "fp16", "fp32"]
     assert {(s.workload, s.size, s.steps, s.seed) for s in started} == {("gpt", "tiny", 20, 0)}

@@ -13,7 +13,7 @@ from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.workloads.catalog import BUILTIN
 from app import telemetry
-from app.runs import live
+from app.runs import actions
 from tests.helpers import hardware_reports, stores
 
 Open = Callable[..., AppTest]
@@ -23,7 +23,7 @@ Open = Callable[..., AppTest]
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
     """What would have been launched; the engine has its own tests."""
     specs: list[RunSpec] = []
-    monkeypatch.setattr(live, "launch", lambda spec, store: specs.append(spec) or "id")
+    monkeypatch.setattr(actions, "launch", lambda spec, store: specs.append(spec) or "id")
     return specs
 
 

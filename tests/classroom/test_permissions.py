@@ -18,7 +18,7 @@ from ampscope.store.reader import Reader
 from ampscope.zoo.score import script_path as zoo_script
 from app import options, permissions, store
 from app.links import ENTRIES, HOME
-from app.runs import live, measurements, run_page
+from app.runs import actions, measurements, run_page
 from tests.helpers import stores
 from tests.helpers.classes import TOKEN, Class, said
 
@@ -53,7 +53,7 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         started.append(what)
         return "0" * 12
 
-    starters = ("runs.live", "runs.measurements", "learn.lesson_runs", "classes")
+    starters = ("runs.actions", "runs.measurements", "learn.lesson_runs", "classroom")
     for module in starters:
         monkeypatch.setattr(f"app.{module}.launch", note)
     for name in ("start_diagnosis", "start_controls"):
@@ -249,14 +249,14 @@ def test_a_report_is_not_made_of_a_run_that_was_kept_back_meanwhile(
 
 
 FORBIDDEN: dict[str, Callable[[object], object]] = {
-    "a probe": lambda run: live.start([RunSpec("gpt")]),
-    "user code": lambda run: live.start([RunSpec("/etc/x.py:build")]),
-    "a lesson with a probe": lambda run: live.start([lesson_spec("numbers"), RunSpec("gpt")]),
+    "a probe": lambda run: actions.start([RunSpec("gpt")]),
+    "user code": lambda run: actions.start([RunSpec("/etc/x.py:build")]),
+    "a lesson with a probe": lambda run: actions.start([lesson_spec("numbers"), RunSpec("gpt")]),
     "a benchmark": lambda run: measurements.start(RunSpec("", kind="bench")),
     "a comparison": lambda run: measurements.start(RunSpec("gpt", kind="compare")),
-    "a cancel": lambda run: live.cancel_run(run),  # type: ignore[arg-type]
-    "a deletion": lambda run: live.delete([run.id]),  # type: ignore[attr-defined]
-    "sharing": lambda run: live.share(run, wanted=True),  # type: ignore[arg-type]
+    "a cancel": lambda run: actions.cancel_run(run),  # type: ignore[arg-type]
+    "a deletion": lambda run: actions.delete([run.id]),  # type: ignore[attr-defined]
+    "sharing": lambda run: actions.share(run, wanted=True),  # type: ignore[arg-type]
     "a diagnosis": lambda run: _jobs().start_diagnosis(Path("x.py"), "native", 5),
     "a script again": lambda run: _jobs().start_controls(run, ["fp32"]),
     "the end of a diagnosis": lambda run: _jobs().stop_runs("x.py", [run]),
@@ -282,9 +282,9 @@ def _files():  # type: ignore[no-untyped-def]
 
 
 def _requests():  # type: ignore[no-untyped-def]
-    from app import classes
+    from app import classroom
 
-    return classes
+    return classroom
 
 
 def _results(spec: RunSpec) -> object:

@@ -16,8 +16,8 @@ from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from app import classes, options
-from app.classes import KEPT_S, MAX_OF_ONE, MAX_WAITING, ClassQueue, QueueFull
+from app import classroom, options
+from app.classroom import KEPT_S, MAX_OF_ONE, MAX_WAITING, ClassQueue, QueueFull
 from app.learn import lesson_runs
 from tests.helpers import stores
 from tests.helpers.classes import TOKEN, Class
@@ -143,7 +143,7 @@ def test_a_launch_that_fails_does_not_stop_the_queue(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(spec: RunSpec) -> str:
-        raise classes.AmpscopeError("no Python")
+        raise classroom.AmpscopeError("no Python")
 
     monkeypatch.setattr(bench.queue, "_launch", broken)
     bench.queue.ask(spec(1), "a")
@@ -183,9 +183,9 @@ def at_once(count: int, call: Callable[[int], object]) -> list[object]:
 
 def test_fifty_at_once_make_one_run(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(classes, "launch", registers(store_path, made))
+    monkeypatch.setattr(classroom, "launch", registers(store_path, made))
     asked = lesson_spec("numbers")
-    queue = classes._queue(store_path)
+    queue = classroom._queue(store_path)
     assert set(at_once(50, lambda n: queue.ask(asked, f"s{n}"))) <= {"", *made}
     thread = queue._thread
     if thread is not None:
@@ -220,8 +220,8 @@ def test_students_see_their_place_and_the_teacher_the_queue(
 ) -> None:
     room = Class(monkeypatch)
     stores.running(store_path)  # the machine is taken
-    monkeypatch.setattr(classes, "launch", registers(store_path, []))
-    queue = classes._queue(store_path)
+    monkeypatch.setattr(classroom, "launch", registers(store_path, []))
+    queue = classroom._queue(store_path)
     queue.ask(lesson_spec("scaler"), "another user")
     first = room.student().page("learn_03_underflow", guess3="a")
     assert queue.place(lesson_spec("underflow")) == 0  # an address asks for nothing

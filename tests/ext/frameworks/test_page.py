@@ -75,10 +75,10 @@ def test_empty_says_what_to_do(open_page: Open) -> None:
 
 
 def test_the_form_leaves_out_what_is_missing(open_page: Open, monkeypatch, tmp_path: Path) -> None:
-    from app.runs import live
+    from app.runs import actions
 
     started: list[RunSpec] = []
-    monkeypatch.setattr(live, "launch", lambda spec, path: started.append(spec))
+    monkeypatch.setattr(actions, "launch", lambda spec, path: started.append(spec))
     monkeypatch.setenv("AMPSCOPE_KERAS_PYTHON", str(tmp_path / "nowhere"))
     monkeypatch.setenv("AMPSCOPE_PADDLE_PYTHON", sys.executable)
     app = open_page("frameworks")
@@ -188,10 +188,10 @@ def test_what_if_compares_both_runs(open_page: Open, store_path: Path) -> None:
 
 
 def test_what_if_starts_both_and_refuses_nonsense(open_page: Open, monkeypatch) -> None:
-    from app.runs import live
+    from app.runs import actions
 
     started = []
-    monkeypatch.setattr(live, "launch", lambda spec, path: started.append(spec))
+    monkeypatch.setattr(actions, "launch", lambda spec, path: started.append(spec))
     app = open_page("op_lists")
     app.button(key="wi-start").click().run()
     assert not app.exception

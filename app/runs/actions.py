@@ -1,6 +1,6 @@
 """A group of probes while they run: progress, place in the queue, live curves, cancel.
 
-    live.show_progress(group, key="new")      # redraws itself every second until all have ended
+    actions.show_progress(group, key="new")   # redraws itself every second until all have ended
 
 Starting, stopping, deleting and sharing runs is done here too: the dashboard's only writes.
 """

@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.records import Matmul, Padded, Place, RunSpec, State
-from app import cores
+from app import tensor_cores
 from app.figures.hardware import Dot, RooflineCeiling, roofline
 from app.runs import measurements
 from tests.helpers.core_results import CPU, linear, stored, timing
@@ -173,6 +173,6 @@ def test_a_matmul_without_a_time_has_a_line_and_no_rate() -> None:
     )
     from tests.helpers.core_results import used
 
-    (row,) = cores.product_table(used(untimed).layers()).to_dict("records")
+    (row,) = tensor_cores.product_table(used(untimed).layers()).to_dict("records")
     assert row["GFLOP/s"] is None
     assert row["Signs"] == "It could not be run alone."

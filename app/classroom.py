@@ -23,7 +23,7 @@ from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store import sharing
 from app import chart, options, permissions, states, store
 from app.permissions import ClassRole
-from app.runs import live, run_page
+from app.runs import actions, run_page
 from app.text import code, duration, escape, plural
 
 REFRESH_EVERY_S = 2.0
@@ -69,7 +69,7 @@ def _now() -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             run_page.title_line(run)
             if st.button("Cancel", key=f"class-cancel-{run.id}"):
-                live.cancel_run(run)
+                actions.cancel_run(run)
                 st.toast("It stops at its next step.")
     for place, request in enumerate(waiting[:SHOWN], 1):
         key = f"class-withdraw-{hash(request.spec)}"  # of the request: places move up meanwhile
