@@ -1,4 +1,8 @@
-"""Interventions: one change each, applied to a script from outside and taken back on exit."""
+"""Interventions: one change each, applied to a script from outside and taken back on exit.
+
+A scaler where there is none; every scaler's scale and how it adapts; every optimizer's step; a
+scaler for each loss; ``unscale_`` before a clip.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,14 @@ from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.capture.user_objects import groups_of, parameters_of
 from ampscope.patches import Patches
 
-# Intervention: loss scaling for a script that has none.
-#
-# Every loss is scaled, gradients are unscaled before a clip or a step, whichever comes first, and
-# a step with gradients that are not finite is left out and halves the scale.
-
-
 INITIAL_SCALE = 65536.0  # GradScaler's own
 
 
 @contextlib.contextmanager
 def add_scaler() -> Iterator[None]:
-    """The body's losses are scaled."""
+    """Loss scaling for a script that has none: every loss is scaled, gradients are unscaled before a
+    clip or a step, whichever comes first, and a step with gradients that are not finite is left out
+    and halves the scale."""
     added = _AddedScaler()
     stepping = OPTIMIZER_PRE.subscribe(added.before_step)
     with Patches() as patches, stepping, around_clips(added.unscale):
@@ -85,12 +85,10 @@ def _written(parameter: Tensor) -> tuple[int, int]:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
 
 
-# Something to do before every clip_grad_norm_ and clip_grad_value_.
-
-
 @contextlib.contextmanager
 def around_clips(before: Callable[[list[Tensor]], None]) -> Iterator[None]:
-    """``before`` gets the parameters whose gradients are about to be clipped."""
+    """``before`` gets the parameters whose gradients clip_grad_norm_ or clip_grad_value_ are about to
+    clip."""
 
     def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -102,9 +100,6 @@ def around_clips(before: Callable[[list[Tensor]], None]) -> Iterator[None]:
             for name in ("clip_grad_norm_", "clip_grad_value_"):
                 patches.wrap(owner, name, clip)
         yield
-
-
-# Interventions on the settings of every GradScaler: its scale, and how it adapts.
 
 
 @contextlib.contextmanager
@@ -156,9 +151,6 @@ def _after(methods: tuple[str, ...], then: Callable[[Any], None]) -> Iterator[No
         for name in methods:
             patches.wrap(torch.amp.GradScaler, name, call)
         yield
-
-
-# Interventions on every optimizer's step: fp32 masters and state, another learning rate.
 
 
 @contextlib.contextmanager
@@ -214,12 +206,10 @@ def scaled_lr(factor: float) -> Iterator[None]:
         yield
 
 
-# Intervention: a scaler of its own for each loss of a loop that shares one.
-
-
 @contextlib.contextmanager
 def separate_scalers() -> Iterator[None]:
-    """Each loss between two updates gets a scaler of its own, with the settings of the shared one.
+    """In a loop whose losses share a scaler each loss between two updates gets one of its own, with
+    the settings of the shared one.
 
     The n-th ``scale`` after an ``update`` uses the n-th scaler, and so do the ``unscale_`` and
     ``step`` calls that follow it: that is how losses and optimizers alternate in a loop.
@@ -292,12 +282,9 @@ class _Shared:
         return parts[at]
 
 
-# Intervention: ``scaler.unscale_(optimizer)`` before every clip of gradients that are scaled.
-
-
 @contextlib.contextmanager
 def unscale_first() -> Iterator[None]:
-    """The body's clips see unscaled gradients."""
+    """``scaler.unscale_(optimizer)`` comes before every clip of gradients that are scaled."""
     watched = _Protocol()
     with Patches() as patches, StepEvents(watched), around_clips(watched.unscale):
         patches.wrap(Optimizer, "__init__", watched.created)
