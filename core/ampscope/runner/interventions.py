@@ -25,9 +25,9 @@ INITIAL_SCALE = 65536.0  # GradScaler's own
 
 @contextlib.contextmanager
 def add_scaler() -> Iterator[None]:
-    """Loss scaling for a script that has none: every loss is scaled, gradients are unscaled before a
-    clip or a step, whichever comes first, and a step with gradients that are not finite is left out
-    and halves the scale."""
+    """Loss scaling for a script that has none: every loss is scaled, gradients are unscaled before
+    a clip or a step, whichever comes first, and a step with gradients that are not finite is left
+    out and halves the scale."""
     added = _AddedScaler()
     stepping = OPTIMIZER_PRE.subscribe(added.before_step)
     with Patches() as patches, stepping, around_clips(added.unscale):
@@ -87,8 +87,8 @@ def _written(parameter: Tensor) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def around_clips(before: Callable[[list[Tensor]], None]) -> Iterator[None]:
-    """``before`` gets the parameters whose gradients clip_grad_norm_ or clip_grad_value_ are about to
-    clip."""
+    """``before`` gets the parameters whose gradients clip_grad_norm_ or clip_grad_value_ are about
+    to clip."""
 
     def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
