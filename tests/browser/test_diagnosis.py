@@ -154,14 +154,16 @@ def test_evidence_and_chain_use_the_width_of_the_page(
     page.set_viewport_size({"width": 1440, "height": 1000})
     page.goto(f"{dashboard(store)}/diagnosis?run={run}")
     settle(page)
-    links = []
-    for name in ("Measurements", "Gradients", "Loss scale", "Layers"):
-        link = page.get_by_role("link", name=name, exact=True).last
-        expect(link).to_be_visible()  # the server ends before the browser has loaded its charts
-        links.append(link.element_handle())
-    # All at one moment: charts that are still to be drawn move what is below them.
-    tops = page.evaluate("links => links.map(e => e.getBoundingClientRect().top)", links)
-    assert max(tops) - min(tops) < 2, tops
+    # The last of each name, at one moment, until the page has come to rest: charts that are still
+    # to be drawn move what is below them, and are drawn anew with their links.
+    beside = """names => {
+        const links = [...document.querySelectorAll("a")];
+        const last = name => links.filter(e => e.textContent.trim() === name).at(-1);
+        const tops = names.map(name => last(name)?.getBoundingClientRect().top);
+        return tops[0] > 0 && tops.every(top => Math.abs(top - tops[0]) < 2);
+    }"""
+    names = ["Measurements", "Gradients", "Loss scale", "Layers"]
+    page.wait_for_function(beside, arg=names)
     first = page.get_by_text("fp32 gives 234,280; fp16 ends at 65,504")
     lines = "e => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight)"
     assert first.evaluate(lines) < 2.5  # its title and one line

@@ -67,7 +67,7 @@ def test_output_of_a_killed_process_goes_with_the_next_command(place: Path) -> N
 def test_output_of_a_killed_diagnosis_goes(place: Path) -> None:
     script = place / "train.py"
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
-    command = command_line("diagnose", script, "--store", place / "runs.db")
+    command = command_line("diagnose", "--store", place / "runs.db", script)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not list(place.glob("ampscope-*-*-*/*.out")) and time.monotonic() < deadline:
