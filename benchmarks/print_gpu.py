@@ -56,10 +56,12 @@ class Results:
         figure = self.figures(part).get(name)
         return figure["value"] if figure and figure["believable"] else None
 
-    def text(self, part: str, name: str, form: str = ".3g") -> str:
-        """The same for a cell of a table."""
+    def text(self, part: str, name: str, form: str = "") -> str:
+        """The same for a cell of a table; with three digits where no format is asked for."""
         value = self.value(part, name)
-        return ABSENT if value is None else format(value, form)
+        if value is None:
+            return ABSENT
+        return format(value, form) if form else digits(value)
 
     def card(self) -> str:
         """ "NVIDIA H100 80GB HBM3, driver 580.65.06, torch 2.13.0+cu130, 2026-01-31" """
@@ -78,6 +80,11 @@ class Results:
             if not figure["believable"]
         ]
         return ["", f"Left out, as not believable: {'; '.join(names)}."] if names else []
+
+
+def digits(value: float) -> str:
+    """1,453; 43.3; 0.0306; 8.08e-06"""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def read(folder: Path = RESULTS) -> Results:
@@ -109,7 +116,7 @@ def joined(found: Results, lines: Sequence[str]) -> str:
     return f"{found.card()}.\n\n{text}"
 
 
-def rows_of(found: Results, part: str, columns: Sequence[str], form: str) -> list[list[str]]:
+def rows_of(found: Results, part: str, columns: Sequence[str], form: str = "") -> list[list[str]]:
     """A row for each first word or words that stand before the columns' names."""
     names = dict.fromkeys(
         name.removesuffix(f" {column}")
@@ -166,7 +173,7 @@ def readme_limits(found: Results) -> str:
 def cost(found: Results) -> str:
     if not found.is_measured:
         return "No GPU was at hand: no time was measured, and the goals above are open."
-    steps = dict(rows_of(found, "overhead", ("bare_ms",), ".3g"))
+    steps = dict(rows_of(found, "overhead", ("bare_ms",)))
     bare = [[*row, steps.get(row[0], "")] for row in rows_of(found, "overhead", WATCHES, ".2f")]
     lines = table(
         "A step with a watch over the bare step, median:",
@@ -176,15 +183,24 @@ def cost(found: Results) -> str:
     lines += table(
         "What a watch adds to a step, and the bare step's own:",
         ["model, mode, watch", "waits", "launches", "host, ms"],
-        rows_of(found, "price", ("waits", "launches", "host_ms"), ".3g"),
+        rows_of(found, "price", ("waits", "launches", "host_ms")),
     )
-    kernels = {n: n.removesuffix(" share") for n in found.figures("kernel", "* share")}
     lines += table(
-        "",
-        ["counter of exponents", "share of the copy's bandwidth"],
-        [[name, found.text("kernel", full, ".2f")] for full, name in kernels.items()],
+        "A training by CUDA graphs under a watch; 1 is yes:",
+        ["how", "it goes on", "with the same bits"],
+        rows_of(found, "graphs", ("survived", "alike")),
     )
-    lines += found.left_out("overhead", "price", "kernel")
+    shares = [name.removesuffix(" share").split(" ", 2) for name in found.figures("kernel")]
+    kinds = list(dict.fromkeys(f"{dtype} {kind}" for dtype, kind, _ in shares))
+    lines += table(
+        "Counting exponents, as a share of the bandwidth of a copy of the same memory:",
+        ["how", *kinds],
+        [
+            [how, *(found.text("kernel", f"{kind} {how} share", ".2f") for kind in kinds)]
+            for how in dict.fromkeys(how for *_, how in shares)
+        ],
+    )
+    lines += found.left_out("overhead", "price", "graphs", "kernel")
     return joined(found, lines)
 
 
@@ -207,7 +223,7 @@ def hardware(found: Results) -> str:
     lines += table(
         "GPT medium at batch 256:",
         ["precision", "a step, ms", "peak memory, MiB", "energy of a step, J", "W"],
-        rows_of(found, "compare", ("step_ms", "peak_mib", "joules", "watts"), ",.4g"),
+        rows_of(found, "compare", ("step_ms", "peak_mib", "joules", "watts")),
     )
     ratios = {
         "fp32 over bf16": "fp32 takes {:.2f} times the time of bf16",
@@ -235,7 +251,7 @@ def rehearsal(found: Results) -> str:
     lines = table(
         "The same run on the device and rehearsed, at its first step:",
         ["run", "ops that differ", "elements in another bin, share"],
-        rows_of(found, "rehearsed", ("ops_that_differ", "share_in_another_bin"), ".3g"),
+        rows_of(found, "rehearsed", ("ops_that_differ", "share_in_another_bin")),
     )
     lines += found.left_out("rehearsed")
     return joined(found, lines)
@@ -250,7 +266,7 @@ def accuracy(found: Results) -> str:
         [
             row
             for part in ("diagnose", "zoo")
-            for row in rows_of(found, part, ("right", "verified", "seconds", "runs"), ".3g")
+            for row in rows_of(found, part, ("right", "verified", "seconds", "runs"))
         ],
     )
     lines += found.left_out("diagnose", "zoo")

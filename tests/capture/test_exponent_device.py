@@ -301,7 +301,7 @@ def test_the_kernel_compiles_for_every_card_ahead_of_time(number: int, tmp_path:
     made = [json.loads(line) for line in beside(number, command, tmp_path).splitlines()]
     assert [one["capability"] for one in made] == list(CAPABILITIES)
     for one in made:
-        assert one["registers"] <= 64, one
+        assert one["registers"] <= 128, one
         assert one["spilled_bytes"] <= 16 or one["capability"] < 80, one
 
 

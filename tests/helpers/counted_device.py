@@ -163,6 +163,7 @@ class CountedDevice(TorchDispatchMode):
             return "" if device.type == "cuda" else asked(device)
 
         patch.setattr(exponent_count, "triton_problem", problem)
+        patch.setattr(exponent_count, "current_handle", lambda index: 0)
 
     def is_on_host(self, tensor: Tensor) -> bool:
         return tensor in self._host
@@ -216,6 +217,8 @@ class _Kernel:
 
 class _Stream:
     """The one stream."""
+
+    cuda_stream = 0
 
     def __init__(self, device: CountedDevice) -> None:
         self._device = device

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.ranks import SHARED
-from ampscope.capture import weights
+from ampscope.capture import exponent_count, weights
+from ampscope.capture.exponent_count import DeviceCounter
 from ampscope.capture.tensors import in_backward
 from ampscope.records import Role
 from ampscope.telemetry.sampler_process import Readings
@@ -507,3 +508,24 @@ def test_the_fake_counts_what_waits(look: Callable[[torch.Tensor], object], name
         device.take()
         on_host.double().sum().item()
         assert device.take() == (Counter(), Counter(), 0)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_what_is_counted_on_the_current_stream_leaves_no_event_on_its_memory(
+    stable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA graph trees end a training that has events on memory of theirs."""
+    recorded: list[object] = []
+    with CountedDevice():
+        monkeypatch.setattr(Tensor, "record_stream", lambda *given: recorded.append(given))
+        counter = DeviceCounter(torch.device("cuda", 0))
+        for row in range(3):
+            counter.add(torch.ones(4, 4), row, stable=stable)
+        counter.collect()
+        assert recorded == []
+        handle = exponent_count.current_handle
+        counter.add(torch.ones(4, 4), 0, stable=True)
+        monkeypatch.setattr(exponent_count, "current_handle", lambda index: handle(index) + 1)
+        counter.flush()  # from another stream: the memory may be reused before it is counted
+        assert len(recorded) == 1
+        monkeypatch.undo()

@@ -36,7 +36,7 @@ SLOW_S = 1.0  # a compilation that took longer deserves a line: the training beg
 PENDING_BYTES = 64 << 20
 FIRST_ROWS = 64
 _CUDA_COUNTER = "ampscope.capture.exponent_cuda"
-_Waiting = tuple[Tensor, int, int]  # flat tensor, row, multiplicity
+_Waiting = tuple[Tensor, int, int]  # contiguous tensor, row, multiplicity
 
 
 def count_into(tensor: Tensor, row: Raw) -> None:
@@ -148,7 +148,7 @@ class DeviceCounter:
         self._waiting: list[_Waiting] = []
         self._versions: list[int] = []
         self._bytes = 0
-        self._order = _StreamOrder(device)
+        self._order = _StreamOrder(self._counts.device)
 
     def add(self, tensor: Tensor, row: int, *, stable: bool = False) -> None:
         """Count every element of ``tensor`` for ``row``; rows appear as they are named.
@@ -159,10 +159,14 @@ class DeviceCounter:
         with self._lock:
             if self._order.is_elsewhere():
                 self._flush()
-            self._order.enter()
+                self._order.enter()
             self._reserve(row)
-            for flat, multiplicity in pieces(tensor):
-                self._add_flat(flat, row, multiplicity, stable)
+            if self._triton and is_dense(tensor) and tensor.is_contiguous():
+                if tensor.numel():
+                    self._add_flat(tensor.detach(), row, 1, stable)
+            else:
+                for flat, multiplicity in pieces(tensor):
+                    self._add_flat(flat, row, multiplicity, stable)
             if self._bytes > PENDING_BYTES:
                 self._flush()
 
@@ -190,7 +194,7 @@ class DeviceCounter:
         return torch.zeros(rows, RAW_LEN, dtype=torch.int64, device=self.device)
 
     def _reserve(self, row: int) -> None:
-        if row >= len(self._counts):
+        if row >= self._counts.shape[0]:
             self._flush()
             self._order.join()
             old = self._counts
@@ -203,7 +207,6 @@ class DeviceCounter:
     def _add_flat(self, flat: Tensor, row: int, multiplicity: int, stable: bool) -> None:
         if not self._triton or flat.dtype not in LAYOUTS:
             self._counts[row] += exponent_torch.count_flat(flat) * multiplicity
-            self._order.release(flat)
         elif stable and not flat.is_inference():  # a tensor made in inference mode has no version
             self._waiting.append((flat, row, multiplicity))
             self._versions.append(flat._version)  # which a view shares with its base
@@ -232,8 +235,9 @@ class DeviceCounter:
     def _launch(self, items: list[_Waiting]) -> None:
         exponent_cuda: Any = late_import(_CUDA_COUNTER)
         exponent_cuda.launch([exponent_cuda.Entry(*item) for item in items], self._counts)
-        for flat, _, _ in items:
-            self._order.release(flat)
+        if self._order.is_elsewhere():
+            for tensor, _, _ in items:
+                self._order.release_counted(tensor)
 
 
 class PendingCounts:
@@ -257,6 +261,14 @@ class PendingCounts:
         return rows
 
 
+def current_handle(index: int) -> int:
+    """CUDA's own number of the current stream. `torch.cuda.current_stream` makes an object to hold
+    it, at many times the price; builds without CUDA have nothing else."""
+    raw: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    handle: int = torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index)
+    return handle
+
+
 class _StreamOrder:
     """Order between the buffer of counts and every CUDA stream that adds to it.
 
@@ -273,21 +285,24 @@ class _StreamOrder:
     def begin(self) -> None:
         """The buffer was just written on the current stream: from here on it may be counted to."""
         if self._cuda:
-            self._stream = torch.cuda.current_stream(self._device)
+            self._take_stream()
             self._ready = self._stream.record_event()
             self._used = {self._stream}
 
     def is_elsewhere(self) -> bool:
         """Whether the current stream is not the one that counted last."""
-        return self._cuda and torch.cuda.current_stream(self._device) != self._stream
+        return self._cuda and current_handle(self._device.index) != self._handle
 
     def enter(self) -> None:
-        """The current stream is going to count."""
-        if self.is_elsewhere():
-            self._stream = torch.cuda.current_stream(self._device)
-            if self._stream not in self._used:
-                self._stream.wait_event(self._ready)
-                self._used.add(self._stream)
+        """The current stream, which is another one, is going to count."""
+        self._take_stream()
+        if self._stream not in self._used:
+            self._stream.wait_event(self._ready)
+            self._used.add(self._stream)
+
+    def _take_stream(self) -> None:
+        self._stream = torch.cuda.current_stream(self._device)
+        self._handle = self._stream.cuda_stream
 
     def join(self) -> None:
         """The current stream waits for all that count."""
@@ -300,10 +315,17 @@ class _StreamOrder:
         """Launches for what waits go to the stream that was entered last."""
         return torch.cuda.stream(self._stream) if self._cuda else nullcontext()
 
-    def release(self, tensor: Tensor) -> None:
-        """The memory of ``tensor`` may be reused once every stream that counts is through."""
+    def release(self, buffer: Tensor) -> None:
+        """The memory of a buffer of counts may be reused once every stream is through."""
         for stream in self._used:
-            tensor.record_stream(stream)
+            buffer.record_stream(stream)
+
+    def release_counted(self, tensor: Tensor) -> None:
+        """The same of a tensor that was counted on the stream entered last, which is not the
+        current one. On the current stream that would be one more use in order, as the training's
+        own are, and no `record_stream` is wanted: its event would stay on memory that CUDA graph
+        trees manage, and they end the training where they find one."""
+        tensor.record_stream(self._stream)
 
 
 @cache
