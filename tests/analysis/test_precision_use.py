@@ -21,9 +21,10 @@ from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import OpUse
 from ampscope.render.contract import to_json
 from ampscope.render.markdown import to_markdown, to_notebook
-from ampscope.render.terminal import print_report
+from ampscope.render.terminal import print_sections
 from ampscope.store.reader import Reader
 from ampscope.story.build import document
+from ampscope.story.diagnosis import summary
 from ampscope.story.verdict_words import precision_headline, precision_no_fault, verdict
 from tests.helpers import script_stores
 from tests.helpers.evidence_making import fp32_run, run, steps
@@ -236,7 +237,7 @@ def _shown(path: Path, *others: OpUse, **facts: object) -> tuple[str, str, str, 
         report = load_diagnosis(reader, head)
         page = verdict(report, RunView("as_is", head, reader.observations(head)))
         written = to_markdown(document(reader, [head])).replace("\\", "")
-    print_report(report, console)
+    print_sections(summary(report), console)
     return page, console.export_text(), written, json.loads(to_json(report))
 
 

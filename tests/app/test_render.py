@@ -22,33 +22,11 @@ HOSTILE = "<b>*bold*</b> [x](https://example.org)"
 
 
 def every_block() -> None:
-    import numpy as np
-
-    from ampscope.analysis.training import finite_parts
-    from ampscope.numerics.formats import FORMATS
-    from ampscope.numerics.histogram import RAW_LEN
-    from ampscope.story import document as doc
     from app import render
+    from tests.app.test_render import HOSTILE
+    from tests.helpers import documents
 
-    text = "<b>*bold*</b> [x](https://example.org)"
-    row = np.arange(RAW_LEN, dtype=np.int64)
-    series = doc.Series(text, finite_parts([0, 1, 2], [1.0, float("nan"), 0.5]), "#123456", "9 6")
-    chain = (doc.ChainLink(text, text, is_root=True), doc.ChainLink("Loss", "NaN", True, step=3))
-    blocks: tuple[doc.Block, ...] = (
-        doc.Paragraph(text, text),
-        doc.Paragraph(text, is_quiet=True),
-        doc.Code(text, "python"),
-        doc.Table(("Name", "Value"), ((text, text),)),
-        doc.Chain(chain),
-        doc.Evidence((doc.Measured(text, 1.5, None, "fp32", 1_234, "abc"),)),
-        doc.Facts(((text, text),)),
-        doc.Figures((doc.Figure(text, text, text),)),
-        doc.Lines(text, "loss", (series,)),
-        doc.HistogramChart(text, row, FORMATS["fp16"]),
-        doc.Links((doc.Link("PyTorch", "https://docs.pytorch.org/docs/stable/amp.html"),)),
-    )
-    assert {type(block) for block in blocks} | {doc.Fold} == set(doc.Block.__args__)
-    render.draw([*blocks, doc.Fold(text, blocks)], "all")  # each twice: no key is used again
+    render.draw(documents.every_block(lambda place: HOSTILE), "all")
 
 
 def test_every_block_is_drawn_and_no_text_becomes_markup() -> None:

@@ -1,12 +1,13 @@
-"""Every surface says of a diagnosis what its JSON says, field by field: terminal, page, reports,
-notebook, card on Home. So does what the store keeps of it. All cases of the zoo are ``thorough``:
-they take half an hour on two cores.
+"""What is told of a diagnosis, in a report and in a terminal, says what its JSON says, field by
+field; so do the page, which draws the same blocks between its forms, the notebook, the card on
+Home, and what the store keeps. That each form writes out what is told is tested by itself
+(tests/report/test_renderers.py). All cases of the zoo are ``thorough``: they take half an hour on
+two cores.
 """
 
 from __future__ import annotations
 
 import contextlib
-import html
 import io
 import json
 import re
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from ampscope.causes import CAUSES
 from ampscope.control import Control
@@ -24,16 +24,16 @@ from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import cut, value
 from ampscope.observations import Scan
 from ampscope.render.contract import document
-from ampscope.render.html import to_html
-from ampscope.render.markdown import to_markdown, to_notebook
-from ampscope.render.terminal import print_report
+from ampscope.render.markdown import to_notebook
 from ampscope.store.reader import Reader
 from ampscope.story.build import document as report_of
 from ampscope.story.build import of_reports
+from ampscope.story.diagnosis import summary
 from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, TIME_LIMIT_S, script_path
 from app.home import ANSWER_LENGTH
 from app.runs import diagnoses
 from tests.helpers import script_stores
+from tests.helpers.documents import texts
 from tests.helpers.script_diagnoses import diagnosed
 
 Open = Callable[..., Any]
@@ -118,10 +118,9 @@ def disagreements(
     page = open_page("diagnosis", run=head)
     assert not page.exception
     surfaces = {
-        "terminal": _printed(live),
+        "terminal": "\n".join(texts(tuple(summary(live)))),
+        "report": "\n".join(texts(told)),
         "page": _shown(page),
-        "HTML": html.unescape(re.sub(r"<[^>]+>", " ", to_html(told))),
-        "Markdown": html.unescape(to_markdown(told)),
         "notebook": _executed(json.loads(notebook)),
         "Home": _shown(home := open_page("home")),
     }
@@ -210,12 +209,6 @@ _OUTCOMES = {True: "cured", False: "not cured", None: "pattern removed; effect n
 def _squeezed(text: str) -> str:
     """Without what a surface escapes, breaks or frames with."""
     return re.sub(r"[\s\\\u2060│╭╮╰╯─┼]", "", text)
-
-
-def _printed(report: DiagnosisResult) -> str:
-    told = io.StringIO()
-    print_report(report, Console(file=told, width=20_000))
-    return told.getvalue()
 
 
 def _shown(page: Any) -> str:

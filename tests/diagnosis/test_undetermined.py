@@ -26,11 +26,12 @@ from ampscope.observations import (
 from ampscope.records import Machine
 from ampscope.render.contract import to_json
 from ampscope.render.markdown import to_markdown
-from ampscope.render.terminal import print_report
+from ampscope.render.terminal import print_sections
 from ampscope.store.export import to_json as to_export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.story.build import document
+from ampscope.story.diagnosis import summary
 from tests.helpers import script_stores
 from tests.helpers.script_stores import (
     FALLING,
@@ -68,7 +69,7 @@ def diagnosed(
 
 def printed(report: DiagnosisResult) -> str:
     out = io.StringIO()
-    print_report(report, Console(file=out, width=10_000))
+    print_sections(summary(report), Console(file=out, width=10_000))
     return out.getvalue()
 
 

@@ -22,9 +22,10 @@ from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Curve, Event, Histogram, Reading, Result, Role
 from ampscope.render import contract
 from ampscope.render.html import MAX_BYTES, curves, element, to_html
-from ampscope.render.terminal import print_report
+from ampscope.render.terminal import print_sections
 from ampscope.store.reader import Reader
 from ampscope.story.build import document
+from ampscope.story.diagnosis import summary
 from ampscope.story.document import Lines, Series
 from tests.helpers import (
     made_comparisons,
@@ -243,7 +244,7 @@ def test_a_rehearsed_script_says_so_and_prices_nothing(store: Path) -> None:
     with Reader(store) as reader:
         diagnosis = load_diagnosis(reader, run)
     said = StringIO()
-    print_report(diagnosis, Console(file=said, width=200))
+    print_sections(summary(diagnosis), Console(file=said, width=200))
     assert "Judged under CUDA (T4) rehearsed on a CPU" in said.getvalue()
     assert "times the" not in said.getvalue()
     found = contract.document(diagnosis)

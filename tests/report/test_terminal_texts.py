@@ -16,11 +16,12 @@ from ampscope.cli.progress import follow
 from ampscope.cli.tables import messages, probe_table, runs_table
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.records import Event, Machine, State
-from ampscope.render.terminal import print_report
+from ampscope.render.terminal import print_sections
 from ampscope.store import export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.story.diagnosis import summary
 from tests.helpers import script_stores, stores, watched_stores
 
 # Name the window; clear the screen; C1's own CSI; turn the line round; back over what stands there.
@@ -84,7 +85,9 @@ def test_a_diagnosis(tmp_path: Path, text: str) -> None:
     with Reader(store) as reader:
         report = load_diagnosis(reader, head)
     out = io.StringIO()
-    print_report(report, Console(file=out, width=200, force_terminal=True, color_system=None))
+    print_sections(
+        summary(report), Console(file=out, width=200, force_terminal=True, color_system=None)
+    )
     assert is_plain(out.getvalue())
     assert "Root cause" in out.getvalue()
     assert "".join(ascii(c)[1:-1] for c in text) in out.getvalue()

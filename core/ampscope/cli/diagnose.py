@@ -38,8 +38,9 @@ from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.pythons import TORCH, check_control, framework_of
 from ampscope.records import AUTO, RunSpec, State
 from ampscope.render.contract import to_json
-from ampscope.render.terminal import print_cause, print_report
+from ampscope.render.terminal import print_line, print_sections
 from ampscope.story import fix_words
+from ampscope.story.diagnosis import cause_so_far, summary
 from ampscope.story.document import visible
 
 # Refuse what is no Python script, or no limit, before a process is started for it.
@@ -236,7 +237,7 @@ def diagnose(
     def hear(report: DiagnosisResult) -> None:
         before = [f.cause for one in so_far for f in one.diagnosis.findings[:1]]
         if [f.cause for f in report.diagnosis.findings[:1]] not in ([], before):
-            print_cause(report, progress)
+            print_line(cause_so_far(report), progress)
         so_far[:] = [report]
 
     try:
@@ -544,7 +545,7 @@ class Output:
             console = Console(stderr=self._json_out == STANDARD_OUTPUT)
             if not console.is_terminal:
                 console.width = PIPE_WIDTH
-            print_report(report, console)
+            print_sections(summary(report), console)
         else:
             click.echo(f"ampscope: {visible(report.undecided)}", err=True)
 

@@ -1,12 +1,12 @@
 """A diagnosis, told once: the sections of the Diagnosis page and of a report, as blocks.
 
-:func:`part` is the whole of it. The page draws the same sections by the functions below, and puts
-its forms and buttons between them.
+:func:`part` is the whole of it, :func:`summary` what a terminal says of it. The page draws the same
+sections by the functions below, and puts its forms and buttons between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
@@ -23,6 +23,7 @@ from ampscope.story import document as doc
 from ampscope.story import fix_words, shared, training
 from ampscope.story import verdict_words as words
 from ampscope.story.palette import MEASURE, OTHER_DTYPE, dtype_color
+from ampscope.story.run_words import rules_in_full
 from ampscope.story.shared import base
 from ampscope.story.verdict_words import causal_chain
 
@@ -56,6 +57,76 @@ def part(reader: Reader, info: RunInfo, points: int) -> doc.Part:
     sections.append(doc.Section("Every rule's answer", rule_blocks(report)))
     sections += shared.origin_sections(list(report.runs.values()) or [head], head)
     return doc.Part(words.verdict(report, baseline), shared.subject(head), tuple(sections))
+
+
+def summary(report: DiagnosisResult) -> Iterator[doc.Section]:
+    """What fits on a screen of text, root cause first: of each finding the reason, the place, the
+    evidence and the fix."""
+    head = report.runs.get(BASELINE)
+    rules = rules_in_full(head) if head is not None else report.diagnosis.policy
+    if report.could_not_run:
+        failed = [doc.Paragraph(report.could_not_run, "Could not diagnose:")]
+        if report.diagnosis.policy == "rehearsal":
+            failed.append(doc.Paragraph(f"It ran under {rules}."))
+        yield doc.Section("", tuple(failed))
+        return
+    if headline := words.headline(report):
+        yield doc.Section("", (doc.Paragraph("", headline),))
+    if not report.diagnosis.findings:
+        yield doc.Section("Verdict", tuple(_no_finding(report)))
+    for place, finding in enumerate(report.diagnosis.findings):
+        title = words.heading(finding, "Also found" if place else "Root cause")
+        yield doc.Section(title, tuple(_finding(finding, report, is_first=place == 0)))
+    for finding in report.diagnosis.latent:
+        reason, fix_text = doc.Paragraph(finding.verdict.reason), finding.verdict.fix.text
+        blocks = (reason, _measured(finding, {}), doc.Paragraph(fix_text, "Fix:"))
+        yield doc.Section(words.heading(finding, "Latent"), blocks)
+    judged = (
+        f"Judged under {rules}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
+        + " ".join(report.notes)
+    )
+    yield doc.Section("", tuple(map(doc.Paragraph, (*fix_words.run_lines(report), judged))))
+
+
+def cause_so_far(report: DiagnosisResult) -> doc.Paragraph:
+    """The root cause in one paragraph, before its fixes are run."""
+    finding = report.diagnosis.findings[0]
+    at = finding.verdict.line or finding.verdict.module
+    title = words.heading(finding, "Root cause so far")
+    return doc.Paragraph(f"{title}{f', at {at}' if at else ''}. {finding.verdict.reason}")
+
+
+def _no_finding(report: DiagnosisResult) -> Iterator[doc.Block]:
+    if report.diagnosis.verdict == "no_fault":
+        yield doc.Paragraph(words.no_fault(report))
+        return
+    yield doc.Paragraph(report.undecided + words.missing(report))
+    if report.lead is not None and report.lead.code:
+        yield doc.Code(report.lead.code, "python")
+    yield doc.Paragraph(words.when_undetermined(report), "What to do:")
+
+
+def _finding(finding: Finding, report: DiagnosisResult, *, is_first: bool) -> Iterator[doc.Block]:
+    v, cured = finding.verdict, fix_words.chosen(report) if is_first else None
+    yield doc.Paragraph(v.reason)
+    rank = "" if report.rank is None else f"rank {report.rank}"
+    phase = "the optimizer's step" if v.phase == "step" else v.phase
+    if where := [part for part in (rank, v.module, v.op, phase, v.line) if part]:
+        step = [] if v.step is None else [f"at step {v.step}"]
+        yield doc.Paragraph(", ".join(where + step), "Where:")
+    if v.code:
+        yield doc.Code(v.code, "python")
+    if v.evidence:
+        yield _measured(finding, {})
+    yield doc.Paragraph(fix_words.sentence(finding, cured), "Fix:")
+    if patch := fix_words.patch(finding, cured):
+        yield doc.Code(patch, "python")
+    if is_first and (made := fix_words.each_run(report)):
+        seen = f"{fix_words.seen(report)} " if report.trials else ""
+        yield doc.Paragraph(f"{seen}Each run: {made}.")
+    if finding.consequences:
+        names = ", ".join(CAUSES[c.cause].inside for c in finding.consequences)
+        yield doc.Paragraph(f"{names}.", "Consequences:")
 
 
 def verdict(report: DiagnosisResult, baseline: RunView, command: str = "") -> tuple[doc.Block, ...]:
@@ -116,16 +187,19 @@ def tried(report: DiagnosisResult) -> doc.Table:
 
 def evidence(report: DiagnosisResult) -> tuple[doc.Block, ...]:
     """The measurements behind the first finding."""
-    rows = report.diagnosis.findings[0].verdict.evidence
-    if not rows:
+    finding = report.diagnosis.findings[0]
+    if not finding.verdict.evidence:
         return (doc.Paragraph("The verdict rests on the script's own error."),)
-    runs = {control: run.id for control, run in report.runs.items()}
+    return (_measured(finding, {control: run.id for control, run in report.runs.items()}),)
+
+
+def _measured(finding: Finding, runs: Mapping[str, str]) -> doc.Evidence:
     measured = (
         doc.Measured(m.name, m.value, m.threshold, control, m.step, runs.get(control, ""))
-        for m in rows
+        for m in finding.verdict.evidence
         for control in [m.run or BASELINE]
     )
-    return (doc.Evidence(tuple(measured)),)
+    return doc.Evidence(tuple(measured))
 
 
 def _others(report: DiagnosisResult) -> tuple[doc.Block, ...]:
