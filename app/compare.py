@@ -18,7 +18,7 @@ from ampscope.story.palette import dtype_color
 from app import chart, states, store
 from app.chart import KeyFigure
 from app.figures.comparison import memory_bars, memory_words, step_bars, throughput
-from app.figures.training import Curve, control_losses
+from app.figures.training import DrawnCurve, control_losses
 from app.runs import measurements
 from app.text import escape, percent, size
 
@@ -180,9 +180,9 @@ def _losses_seen(
     return f"Loss of the last third against {base.precision}. {'; '.join(words)}."
 
 
-def _curves(measured: tuple[comparison.PrecisionResults, ...]) -> list[Curve]:
+def _curves(measured: tuple[comparison.PrecisionResults, ...]) -> list[DrawnCurve]:
     return [
-        Curve(
+        DrawnCurve(
             f"{m.precision}, seed {curve.seed}",
             finite_parts(range(len(curve.losses)), curve.losses),
             dtype_color(m.precision),

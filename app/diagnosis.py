@@ -41,7 +41,7 @@ from ampscope.story import verdict_words as words
 from ampscope.story.run_words import file_name
 from app import chart, links, options, permissions, render, states, store, telemetry
 from app.runs import diagnoses, run_page, workload_choice
-from app.runs.diagnoses import Case
+from app.runs.diagnoses import DiagnosisCase
 from app.text import ago, code, cut, duration, escape, plural
 
 _STARTED = "diagnosis-started"  # session key: the script that this browser has started
@@ -49,7 +49,7 @@ _CHANGED = "judged-again"  # session key: what that has changed
 _RULE_OF = "rule-of"  # session key: the run whose page the rule was chosen on
 
 
-def open_case() -> Case:
+def open_case() -> DiagnosisCase:
     """Title, picker, header and state; ends the page when there is no diagnosis at all."""
     st.title("Diagnosis", anchor=False)
     runs = diagnoses.recorded_runs()
@@ -161,7 +161,7 @@ def _starting(script: str) -> None:
         st.rerun(scope="app")
 
 
-def show_header(case: Case) -> None:
+def show_header(case: DiagnosisCase) -> None:
     """Which script this is, and how it was run."""
     with st.container(horizontal=True, vertical_alignment="center"):
         run_page.title_line(case.head, verdict=case.verdict)
@@ -186,7 +186,7 @@ def show_header(case: Case) -> None:
         st.info(escape(changed))
 
 
-def _offer_another(case: Case, rules: str) -> None:
+def _offer_another(case: DiagnosisCase, rules: str) -> None:
     """Other rules than those of today drew the conclusion: to judge its evidence again."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"Concluded by the rules of ampscope {escape(rules)}.")
@@ -201,7 +201,7 @@ def _offer_another(case: Case, rules: str) -> None:
             st.rerun()
 
 
-def show_state(case: Case) -> None:
+def show_state(case: DiagnosisCase) -> None:
     """Runs under way, and why a job could not do its work."""
     problem = diagnoses.job_problem(case.script)
     if problem:
@@ -230,7 +230,7 @@ def show_state(case: Case) -> None:
     _follow(case.head, diagnoses.data_version(case))
 
 
-def _may_stop(case: Case, active: list[RunInfo]) -> bool:
+def _may_stop(case: DiagnosisCase, active: list[RunInfo]) -> bool:
     is_running = bool(active) or diagnoses.job_is_running(case.script)
     return is_running and permissions.is_trusted()
 
@@ -325,7 +325,7 @@ def _follow(head: RunInfo, version: str) -> None:
     show_live(case)
 
 
-def show_live(case: Case) -> None:
+def show_live(case: DiagnosisCase) -> None:
     """How far each run is that is under way, and the losses of all of them as they come."""
     active = [run for run in case.runs if run.state.is_active]
     if not active:
@@ -352,7 +352,7 @@ def time_left(run: RunInfo, since_s: float) -> str:
     return f", stopped after {duration(limit_s)} at the latest" if limit_s < math.inf else ""
 
 
-def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
+def show_verdict(case: DiagnosisCase, report: DiagnosisResult, baseline: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     chart.sentence(words.verdict(report, baseline))
     is_ours = not case.head.spec.imported  # of an import no file is here to be run
@@ -383,7 +383,7 @@ def show_other_findings(report: DiagnosisResult) -> None:
         render.draw([fold], "dx-other")
 
 
-def show_fix(case: Case, report: DiagnosisResult) -> None:
+def show_fix(case: DiagnosisCase, report: DiagnosisResult) -> None:
     """Of the root cause: what to change, what runs with it showed, a button that runs it again."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
@@ -398,7 +398,7 @@ def show_fix(case: Case, report: DiagnosisResult) -> None:
             st.caption("Each of these runs is among the measurements below.")
 
 
-def _comes_too_late(case: Case, report: DiagnosisResult, finding: Finding) -> bool:
+def _comes_too_late(case: DiagnosisCase, report: DiagnosisResult, finding: Finding) -> bool:
     """Whether no run can try the fix: the loss breaks before the step that would be changed."""
     known = {word: case.run_of(word) for word in (BASELINE, "fp32")}
     views = {
@@ -413,7 +413,9 @@ def _comes_too_late(case: Case, report: DiagnosisResult, finding: Finding) -> bo
     return all(comes_too_late(finding, control, evidence) for control in controls)
 
 
-def _proof(case: Case, report: DiagnosisResult, finding: Finding, *, is_late: bool) -> None:
+def _proof(
+    case: DiagnosisCase, report: DiagnosisResult, finding: Finding, *, is_late: bool
+) -> None:
     if report.trials:
         boxes = {True: st.success, False: st.warning, None: st.info}
         boxes[fix_words.verified(report)](escape(fix_words.seen(report)))
@@ -434,7 +436,7 @@ def _proof(case: Case, report: DiagnosisResult, finding: Finding, *, is_late: bo
         st.code(script_command(case.head), language="bash", wrap_lines=True)
 
 
-def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
+def _run(case: DiagnosisCase, report: DiagnosisResult, finding: Finding) -> None:
     if case.head.spec.imported:  # its file and arguments come from an untrusted file
         st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
         return
@@ -477,7 +479,7 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
             st.rerun()
 
 
-def _ended_again(case: Case, report: DiagnosisResult, word: str) -> None:
+def _ended_again(case: DiagnosisCase, report: DiagnosisResult, word: str) -> None:
     """How the fix ended when it was last run again."""
     runs = [run for run in case.runs if run.spec.control == word and not run.state.is_active]
     if len(runs) < 2:
@@ -505,7 +507,7 @@ def _with_reference(word: str) -> list[str]:
     return [word, Control(word).in_fp32] if Control(word).first.name == "lr" else [word]
 
 
-def show_evidence(case: Case, report: DiagnosisResult) -> None:
+def show_evidence(case: DiagnosisCase, report: DiagnosisResult) -> None:
     """A row for each measurement behind the verdict, with links to where it was measured."""
     st.subheader("Evidence", anchor=False)
     found = report.diagnosis.findings[0].verdict
@@ -528,7 +530,7 @@ def show_evidence(case: Case, report: DiagnosisResult) -> None:
     render.draw(story.evidence(report), "dx-evidence", beside=pages)
 
 
-def show_controls(case: Case, report: DiagnosisResult) -> None:
+def show_controls(case: DiagnosisCase, report: DiagnosisResult) -> None:
     """The same script as it is, in fp32, in bf16 and with the fix: a chart, and a row for each."""
     st.subheader("The controls side by side", anchor=False)
     named = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
@@ -546,7 +548,7 @@ def _recorded(named: Iterable[tuple[str, RunInfo]]) -> list[fix_words.ControlRun
     return [fix_words.ControlRun(n, run, store.steps(run), store.totals(run)) for n, run in named]
 
 
-def show_compiled(case: Case) -> None:
+def show_compiled(case: DiagnosisCase) -> None:
     """A row for each compiled run, which leaves out a layer of the compiler: what it goes through,
     and whether it computes what eager code does. Nothing for a script that was not run compiled."""
     controls = dict.fromkeys(run.spec.control for run in case.runs)
@@ -574,7 +576,7 @@ TABLE_PX, UPRIGHT_PX, FIELD_PX = 320, 700, 150
 _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
 
 
-def show_measurements(case: Case, step: int | None) -> None:
+def show_measurements(case: DiagnosisCase, step: int | None) -> None:
     """The raw observations that verdicts rest on: a link for each run, then the tables of one,
     folded unless the address names a step.
 

@@ -201,7 +201,7 @@ def _card(head: RunInfo, scripts: Sequence[RunInfo]) -> None:
         links.link(links.DIAGNOSIS, "Open the diagnosis", run=head.id)
 
 
-def _under_way(case: diagnoses.Case) -> str:
+def _under_way(case: diagnoses.DiagnosisCase) -> str:
     active = [run for run in case.runs if run.state.is_active]
     if not active:
         return "Under way: the next run is about to start."

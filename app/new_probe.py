@@ -15,7 +15,7 @@ from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from app import states, store, telemetry
 from app.runs import workload_choice
-from app.runs.workload_choice import Choice
+from app.runs.workload_choice import WorkloadChoice
 from app.text import escape
 
 # Everything that a probe can be asked for, as widgets: a RunSpec for each chosen precision.
@@ -43,7 +43,7 @@ def filled() -> list[RunSpec]:
         return []
 
 
-def _specs(asked: RunSpec, choice: Choice, precisions: list[str]) -> list[RunSpec]:
+def _specs(asked: RunSpec, choice: WorkloadChoice, precisions: list[str]) -> list[RunSpec]:
     if not precisions:
         raise BadInput("Choose at least one precision.")
     on_cuda = asked.device.startswith("cuda") or (
@@ -55,7 +55,7 @@ def _specs(asked: RunSpec, choice: Choice, precisions: list[str]) -> list[RunSpe
     return [checked(replace(named, precision=precision)) for precision in precisions]
 
 
-def _widgets() -> tuple[RunSpec, Choice, list[str]]:
+def _widgets() -> tuple[RunSpec, WorkloadChoice, list[str]]:
     start = _template()
     what, how = st.columns(2, gap="large")
     with what:

@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 from ampscope.story import document as doc
 from app import chart
 from app.figures.exponents import exponent_bars
-from app.figures.training import Curve, control_losses
+from app.figures.training import DrawnCurve, control_losses
 from app.text import cut, escape
 
 METRIC_LENGTH = 24  # fits beside three other figures at 1,440 px, and on a phone
@@ -96,7 +96,7 @@ def _lines(block: doc.Lines, key: str) -> None:
 
 def curves(block: doc.Lines) -> go.Figure:
     """The chart of the curves."""
-    drawn = [Curve(s.name, s.points, s.colour, _DASHES[s.dash]) for s in block.series]
+    drawn = [DrawnCurve(s.name, s.points, s.colour, _DASHES[s.dash]) for s in block.series]
     figure = control_losses(drawn, block.x_title)
     return figure.update_yaxes(row=1, col=1, title=block.y_title)
 

@@ -197,7 +197,7 @@ class ListedEntry:
 
 
 def _verdict_word(concluded: StoredVerdict | None) -> str:
-    """As the badge of a diagnosis says it (:attr:`app.runs.diagnoses.Case.verdict`)."""
+    """As the badge of a diagnosis says it (:attr:`app.runs.diagnoses.DiagnosisCase.verdict`)."""
     if concluded is None:
         return UNSTORED
     if concluded.could_not_run:

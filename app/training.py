@@ -20,7 +20,7 @@ from ampscope.records import Event, Role, RunInfo, StepRecord, StepTotals
 from ampscope.story.palette import MEASURE, OTHER_DTYPE
 from ampscope.story.training_words import ALARM_NAMES, answer, key_figures
 from app import chart, links, options, permissions, states, store
-from app.figures.training import Curve, control_losses, training_curves
+from app.figures.training import DrawnCurve, control_losses, training_curves
 from app.runs import diagnoses, workload_choice
 from app.text import escape, number, plural, power_of_two
 
@@ -148,7 +148,7 @@ def _losses(trainings: Sequence[Training], first: FirstNonFinite | None) -> None
         text += f" In blue: rank {named}, which went non-finite first; the others are grey."
     chart.see(text)
     curves = [
-        Curve(
+        DrawnCurve(
             f"rank {t.run.spec.rank}",
             t.loss,
             MEASURE if not culprits or t.run.spec.rank in culprits else OTHER_DTYPE,

@@ -18,11 +18,11 @@ from ampscope.errors import AmpscopeError
 from ampscope.records import RunInfo
 from ampscope.story import fix_words
 from ampscope.story.verdict_words import could_not_run
-from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, Answer, script_path
+from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, ExpectedAnswer, script_path
 from app import chart, links, permissions
 from app.chart import KeyFigure
 from app.runs import diagnoses, run_page
-from app.runs.diagnoses import Case
+from app.runs.diagnoses import DiagnosisCase
 from app.text import cut, escape, plural, share
 
 TABLE_PX = 430  # a dozen rows; the rest is scrolled to
@@ -39,7 +39,7 @@ NO_FAULT = "no_fault"
 _FOLDER = ("zoo", "scripts")  # a store may come from another place where ampscope is installed
 
 
-def follow(rows: Sequence[ZooCase], healthy: Sequence[ScriptResult]) -> None:
+def follow(rows: Sequence[ZooCase], healthy: Sequence[CaseResult]) -> None:
     """Draw the page anew while something is being diagnosed."""
     all_results = [*(r.faulty for r in rows), *(r.twin for r in rows if r.twin), *healthy]
     if any(r.stage is ScriptStage.RUNNING for r in all_results):
@@ -53,7 +53,7 @@ def _look_again(stages: list[ScriptStage]) -> None:
         st.rerun(scope="app")
 
 
-def show_overview(rows: Sequence[ZooCase], healthy: Sequence[ScriptResult]) -> None:
+def show_overview(rows: Sequence[ZooCase], healthy: Sequence[CaseResult]) -> None:
     """The sentence and the key figures."""
     chart.sentence(answer(rows))
     chart.key_figures(figures(rows, healthy))
@@ -76,7 +76,7 @@ def answer(rows: Sequence[ZooCase]) -> str:
     )
 
 
-def figures(rows: Sequence[ZooCase], healthy: Sequence[ScriptResult]) -> list[KeyFigure]:
+def figures(rows: Sequence[ZooCase], healthy: Sequence[CaseResult]) -> list[KeyFigure]:
     """Each with its base, and a word where there is none yet."""
     done = [r for r in rows if r.faulty.stage is ScriptStage.DONE]
     modules = [r for r in done if r.is_module_right is not None]
@@ -180,7 +180,7 @@ def _found_as(row: ZooCase) -> str:
     return EXPECTED if row.is_right else OTHERWISE
 
 
-def _stage(result: ScriptResult) -> str:
+def _stage(result: CaseResult) -> str:
     return "not yet" if result.stage is ScriptStage.NOT_YET else str(result.stage)
 
 
@@ -242,7 +242,7 @@ def _case(row: ZooCase) -> None:
                 _script("Healthy twin", row.twin, healthy_result(row.twin))
 
 
-def _script(name: str, result: ScriptResult, text: str) -> None:
+def _script(name: str, result: CaseResult, text: str) -> None:
     st.markdown(f"**{escape(name)}.** {escape(text)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         _button(result)
@@ -250,7 +250,7 @@ def _script(name: str, result: ScriptResult, text: str) -> None:
             links.link(links.DIAGNOSIS, "Open the diagnosis", run=result.head.id)
 
 
-def _button(result: ScriptResult) -> None:
+def _button(result: CaseResult) -> None:
     if not permissions.is_trusted():
         return
     busy = diagnoses.busy_with()
@@ -285,7 +285,7 @@ def faulty_result(row: ZooCase) -> str:
     return f"Found: {title(result.found)}{module} ({judged}).{fix}"
 
 
-def healthy_result(result: ScriptResult) -> str:
+def healthy_result(result: CaseResult) -> str:
     """A healthy script's verdict."""
     if result.stage is not ScriptStage.DONE:
         return _unfinished(result)
@@ -294,12 +294,12 @@ def healthy_result(result: ScriptResult) -> str:
     return f"False alarm: {title(result.found)}."
 
 
-def _unfinished(result: ScriptResult) -> str:
+def _unfinished(result: CaseResult) -> str:
     text = result.stage.capitalize()
     return f"{text}: {result.problem}" if result.problem else f"{text}."
 
 
-def show_healthy(results: Sequence[ScriptResult]) -> None:
+def show_healthy(results: Sequence[CaseResult]) -> None:
     """Scripts that only look suspicious."""
     if not results:
         return
@@ -318,7 +318,7 @@ class ScriptStage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptResult:
+class CaseResult:
     """What is known of one script. ``found`` is a cause, no_fault or inconclusive."""
 
     script: str
@@ -334,9 +334,9 @@ class ScriptResult:
 class ZooCase:
     """One case: the script with the fault, and its healthy twin."""
 
-    answer: Answer
-    faulty: ScriptResult
-    twin: ScriptResult | None
+    answer: ExpectedAnswer
+    faulty: CaseResult
+    twin: CaseResult | None
 
     @property
     def is_right(self) -> bool:
@@ -357,7 +357,7 @@ def rows() -> list[ZooCase]:
     ]
 
 
-def healthy_scripts() -> list[ScriptResult]:
+def healthy_scripts() -> list[CaseResult]:
     """Further scripts without a fault, which have no faulty twin."""
     read = _Diagnoses()
     return [read.result(name) for name in HEALTHY]
@@ -377,28 +377,28 @@ class _Diagnoses:
         for head in (h for h in heads if h.spec.control == BASELINE):
             self.newest.setdefault(_zoo_name(head.spec.workload), head)
 
-    def result(self, script: str) -> ScriptResult:
+    def result(self, script: str) -> CaseResult:
         head = self.newest.get(script)
         if head is None:
-            return ScriptResult(script, _stage_without_run(script), problem=_problem(script))
+            return CaseResult(script, _stage_without_run(script), problem=_problem(script))
         group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
         try:
             return _result(script, diagnoses.read_case(head, group))
         except AmpscopeError as error:  # one damaged diagnosis hides no other
-            return ScriptResult(script, ScriptStage.COULD_NOT_RUN, head, problem=str(error))
+            return CaseResult(script, ScriptStage.COULD_NOT_RUN, head, problem=str(error))
 
 
-def _result(script: str, case: Case) -> ScriptResult:
+def _result(script: str, case: DiagnosisCase) -> CaseResult:
     if case.is_moving or case.report is None:
-        return ScriptResult(script, ScriptStage.RUNNING, case.head)
+        return CaseResult(script, ScriptStage.RUNNING, case.head)
     report, baseline = case.report, diagnoses.observed(case.run_of("as_is") or case.head)
     problem = could_not_run(report, baseline)
     if problem:
-        return ScriptResult(script, ScriptStage.COULD_NOT_RUN, case.head, problem=problem)
+        return CaseResult(script, ScriptStage.COULD_NOT_RUN, case.head, problem=problem)
     findings = report.diagnosis.findings
     was_compared = "fp32" in report.control_symptoms
     word = report.diagnosis.verdict if was_compared else "inconclusive"
-    return ScriptResult(
+    return CaseResult(
         script,
         ScriptStage.DONE,
         case.head,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from contest import setting
 
-from ampscope.ext.diff.runs import Options, Side, SideRuns, compared_sides
+from ampscope.ext.diff.runs import DiffOptions, NewRun, SideRuns, compared_sides
 from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns
 from ampscope.records import OP_STEP, RunSpec
 
@@ -85,7 +85,7 @@ class Shared(ScriptRuns):
 
 def side(runs: ScriptRuns, name: str, args: tuple[str, ...]) -> SideRuns:
     """The subject with these arguments."""
-    return SideRuns(Side(spec_of(args), name), Shared(runs, args))
+    return SideRuns(NewRun(spec_of(args), name), Shared(runs, args))
 
 
 def pairs(store: Path, names: list[str], *more: str) -> list[dict[str, object]]:
@@ -96,7 +96,7 @@ def pairs(store: Path, names: list[str], *more: str) -> list[dict[str, object]]:
         for name in sorted(names, key="compile".__eq__):  # which makes A's runs anew comes last
             started = time.monotonic()
             second = side(runs, "B", ("--change", name, *more))
-            found = compared_sides(first, second, Options(), lambda text: None)
+            found = compared_sides(first, second, DiffOptions(), lambda text: None)
             modules, roles, step = PAIRS[name]
             diff, at = found.diff, found.diff.first
             placed = at is not None and at.role in roles and at.step == step
@@ -133,7 +133,7 @@ def repeats(
             largest = 0.0
             for number in range(count // 2):
                 second = side(runs, "B", args)
-                found = compared_sides(first, second, Options(), lambda text: None).diff
+                found = compared_sides(first, second, DiffOptions(), lambda text: None).diff
                 called += found.verdict == "different"
                 unknown += found.verdict == "unknown"
                 largest = max(largest, found.noise.largest)

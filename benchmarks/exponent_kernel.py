@@ -176,7 +176,7 @@ def variants(counter: DeviceCounter, tensors: list[Tensor]) -> dict[str, Callabl
         return {}
     from ampscope.capture import exponent_cuda
 
-    entries = [exponent_cuda.Entry(tensor, 0, 1) for tensor in tensors]
+    entries = [exponent_cuda.Counted(tensor, 0, 1) for tensor in tensors]
     counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device="cuda")
     return {
         f"{VARIANT} {' '.join(f'{k}={v}' for k, v in variant._asdict().items())}":

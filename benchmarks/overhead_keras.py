@@ -34,7 +34,7 @@ from ampscope.ext.frameworks.keras import Watch
 from ampscope.ext.frameworks.keras.instruments import machine, versions, watching
 from ampscope.ext.frameworks.keras.shared_networks import build
 from ampscope.ext.frameworks.networks import network
-from ampscope.ext.frameworks.recorder import Recorder, Writing
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, Writing
 from ampscope.records import Cadence, RunSpec
 from ampscope.store.writer import RunWriter
 
@@ -101,7 +101,7 @@ def eager(name: str, policy: str, rounds: int, store: Path) -> Result:
     writer = RunWriter.create(store, RunSpec(name, framework="keras"))
     writer.start(machine(RunSpec(name)))
     writing = Writing(writer, keeps_evidence=False)
-    recorder = Recorder(Cadence(1, 0, 0), writing.write_if_due)
+    recorder = FrameworkRecorder(Cadence(1, 0, 0), writing.write_if_due)
 
     def watched() -> float:
         with watching(recorder, ControlSettings()):

@@ -30,7 +30,7 @@ import paddle
 
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.paddle import Watch
-from ampscope.ext.frameworks.paddle.adapter import Training
+from ampscope.ext.frameworks.paddle.adapter import PaddleTraining
 from ampscope.ext.frameworks.paddle.applied_settings import Scalers
 from ampscope.ext.frameworks.paddle.emulation import Emulation
 from ampscope.ext.frameworks.paddle.regions import OpenRegion
@@ -71,7 +71,7 @@ def stepper(name: str, half: bool) -> Callable[[], None]:
     """One training of that network; a call is a step."""
     if name == "wide":
         return Wide(half).step
-    training = Training(RunSpec(workload=name, precision="fp16" if half else "fp32"))
+    training = PaddleTraining(RunSpec(workload=name, precision="fp16" if half else "fp32"))
     batches = [next(training.batches) for _ in range(8)]
     turn = iter(lambda: 0, 1)
 

@@ -49,7 +49,7 @@ import ampscope.zoo
 from ampscope.causes import CAUSES
 from ampscope.errors import BadInput
 from ampscope.ext.preflight.checks import check_source
-from ampscope.ext.preflight.source import Source, read_source
+from ampscope.ext.preflight.source import SourceFile, read_source
 from ampscope.hardware.describe import describe_machine, one_line
 from benchmarks.faults import planting
 
@@ -178,7 +178,7 @@ def planted(
         looked += bool(drawn)
         of_repository[repository] += bool(drawn)
         for kind, pair in [*drawn, *others]:
-            codes = {f.code.code for f in check_source(Source(file, pair.faulty))} - {"PRE001"}
+            codes = {f.code.code for f in check_source(SourceFile(file, pair.faulty))} - {"PRE001"}
             if kind.cause in FAMILIES:
                 wanted = {CAUSES[cause].code for cause in pair.accept if cause in CAUSES}
                 rows[kind.name]["found" if codes & wanted else "missed"] += 1
@@ -236,7 +236,7 @@ def keyed() -> dict[str, Any]:
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     healthy, wrong = Counter[str](), []
 
-    def count(name: str, source: Source, accepted: list[str], where: str) -> None:
+    def count(name: str, source: SourceFile, accepted: list[str], where: str) -> None:
         codes = {f.code.code for f in check_source(source)} - {"PRE001"}
         if accepted:
             rows[accepted[0]][where] += 1
@@ -253,7 +253,7 @@ def keyed() -> dict[str, Any]:
         for kind in (*planting.FAULTS.values(), *planting.LOOKALIKES.values()):
             if (pair := _plant(kind, text, SEED)) is not None:
                 name = f"{kind.name} {path.stem}"
-                count(name, Source(name, pair.faulty), _accepted(pair.accept), "planted")
+                count(name, SourceFile(name, pair.faulty), _accepted(pair.accept), "planted")
     found = {code: dict(row) for code, row in sorted(rows.items()) if any(
         row[f"{where}_found"] for where in ("scripts", "planted")
     )}  # fmt: skip

@@ -27,7 +27,7 @@ from ampscope.story.shared import format_of
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import mirrored_bars
-from app.figures.training import Curve, paired_curves
+from app.figures.training import DrawnCurve, paired_curves
 from app.gradients.frames import ROLE_NAMES
 from app.gradients.page import bins_table, pick_role
 from app.runs import run_page
@@ -123,7 +123,9 @@ def show_overview(both: Both) -> None:
         numbers = [s.step for s in steps]
         losses = finite_parts(numbers, [s.loss for s in steps])
         norms = finite_parts(numbers, [s.grad_norm for s in steps])
-        drawn.append((Curve(both.names[place], losses, COLORS[place], DASHES[place]), norms, steps))
+        drawn.append(
+            (DrawnCurve(both.names[place], losses, COLORS[place], DASHES[place]), norms, steps)
+        )
     chart.show(paired_curves(drawn), "two-runs", lambda: curves_table(both), key="two-curves")
 
 
@@ -174,7 +176,7 @@ def curves_table(both: Both) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class RoleValues:
     """One role of both runs at a step that both recorded."""
 
     role: Role
@@ -183,7 +185,7 @@ class Values:
     shadows: tuple[list[ShadowRecord], list[ShadowRecord]]
 
 
-def pick_values(both: Both) -> Values | None:
+def pick_values(both: Both) -> RoleValues | None:
     """Role and step; None where the runs have no frames of the same step."""
     common = {role: steps for role in ROLE_NAMES if (steps := _common_steps(both, role))}
     if not common:
@@ -197,7 +199,7 @@ def pick_values(both: Both) -> Values | None:
     if frames[0] is None or frames[1] is None:
         return None
     first, second = (store.shadows(run, role, step) for run in both.runs)
-    return Values(role, step, (merged(frames[0]), merged(frames[1])), (first, second))
+    return RoleValues(role, step, (merged(frames[0]), merged(frames[1])), (first, second))
 
 
 def _common_steps(both: Both, role: Role) -> list[int]:
@@ -209,7 +211,7 @@ def _common_steps(both: Both, role: Role) -> list[int]:
     return sorted(single[0] & single[1])
 
 
-def show_modules(both: Both, values: Values | None) -> list[Pair]:
+def show_modules(both: Both, values: RoleValues | None) -> list[Pair]:
     """The table of modules, those that differ most first."""
     st.subheader("Modules by difference", anchor=False)
     first, second = (store.modules(run) for run in both.runs)
@@ -251,7 +253,7 @@ def _no_histograms(both: Both) -> str:
     return "the histograms are of other steps" if having else "neither run has histograms"
 
 
-def modules_seen(names: tuple[str, str], found: Sequence[Pair], values: Values | None) -> str:
+def modules_seen(names: tuple[str, str], found: Sequence[Pair], values: RoleValues | None) -> str:
     """Above the table."""
     if not found:
         return "Neither run holds a module."
@@ -320,7 +322,7 @@ def _share(value: float | None, *, signed: bool = False) -> str:
     return sign + percent(abs(value))
 
 
-def show_module(both: Both, values: Values, found: Sequence[Pair]) -> None:
+def show_module(both: Both, values: RoleValues, found: Sequence[Pair]) -> None:
     """Both histograms of one module, the second upside down."""
     paths = [p.path for p in found if p.first.values is not None and p.second.values is not None]
     if not paths:
@@ -350,7 +352,9 @@ def show_module(both: Both, values: Values, found: Sequence[Pair]) -> None:
     )
 
 
-def module_seen(names: tuple[str, str], module: str, values: Values, shifts: Sequence[int]) -> str:
+def module_seen(
+    names: tuple[str, str], module: str, values: RoleValues, shifts: Sequence[int]
+) -> str:
     """Above the mirrored histogram."""
     text = (
         f"{ROLE_NAMES[values.role].capitalize()} of {cut(module)} at step {values.step:,}: "

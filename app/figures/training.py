@@ -141,7 +141,7 @@ def scale_trajectory(
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class DrawnCurve:
     """One control's losses and its look."""
 
     name: str
@@ -150,7 +150,7 @@ class Curve:
     dash: str
 
 
-def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> go.Figure:
+def control_losses(curves: Sequence[DrawnCurve], x_title: str = "optimizer step") -> go.Figure:
     """Losses of one script under several controls above, what was not finite below, one row per
     control. Curves differ in dash as well as in colour."""
     broken = [c for c in curves if c.losses.nonfinite_count]
@@ -174,7 +174,9 @@ def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> 
     return figure
 
 
-def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]]) -> go.Figure:
+def paired_curves(
+    pair: Sequence[tuple[DrawnCurve, FiniteParts, Sequence[StepRecord]]],
+) -> go.Figure:
     """Two runs, one over the other: of each its losses with its look, its gradient norms and its
     steps. A panel that neither
     has is left out; what is not finite stands in a row for each run."""
@@ -249,7 +251,7 @@ def _stacked(
 
 
 def _add_scale(
-    figure: go.Figure, scaled: Sequence[StepRecord], row: int, curve: Curve | None = None
+    figure: go.Figure, scaled: Sequence[StepRecord], row: int, curve: DrawnCurve | None = None
 ) -> None:
     """The loss scale as stairs, with a cross at each skipped step. Of several runs in one panel
     ``curve`` says whose it is, by its look and in the hover text."""
@@ -333,7 +335,12 @@ def _add_series(
 
 
 def _add_curve(
-    figure: go.Figure, curve: Curve, row: int = 1, what: str = "loss", *, in_legend: bool = True
+    figure: go.Figure,
+    curve: DrawnCurve,
+    row: int = 1,
+    what: str = "loss",
+    *,
+    in_legend: bool = True,
 ) -> None:
     """With gaps where the values were not finite: the line must not bridge them."""
     values = dict(zip(curve.losses.steps, curve.losses.values, strict=True))

@@ -12,7 +12,7 @@ from ampscope.story import verdict_words as diagnosis_words
 from app import chart, links, permissions, render, store
 from app.learn import lesson_page
 from app.runs import diagnoses, run_page
-from app.runs.diagnoses import Case
+from app.runs.diagnoses import DiagnosisCase
 from app.text import duration, escape
 
 
@@ -26,7 +26,7 @@ def section(mistake: Mistake) -> None:
         found(case)
 
 
-def newest(path: str) -> Case | None:
+def newest(path: str) -> DiagnosisCase | None:
     """The newest diagnosis of the script that was made here.
 
     A lesson speaks of measurements of this machine: what a file brought may say anything, under any
@@ -37,7 +37,7 @@ def newest(path: str) -> Case | None:
     return None if head is None else diagnoses.read_case(head, runs)
 
 
-def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
+def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> DiagnosisCase | None:
     """Offer the diagnosis of its script, or follow it; the one to show, with its report."""
     path = script_path(mistake.id, is_fixed=is_fixed)
     case = newest(str(path))
@@ -67,7 +67,7 @@ def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
     return done
 
 
-def found(case: Case) -> None:
+def found(case: DiagnosisCase) -> None:
     """What the diagnosis says, what to do, the losses."""
     assert case.report is not None
     baseline = diagnoses.observed(case.run_of("as_is") or case.head)
@@ -87,7 +87,7 @@ def found(case: Case) -> None:
     _losses(case)
 
 
-def _losses(case: Case) -> None:
+def _losses(case: DiagnosisCase) -> None:
     runs = {c: run for c in (BASELINE, "fp32") if (run := case.run_of(c)) is not None}
     recorded = [
         fix_words.ControlRun(Control(c).words, run, store.steps(run), store.totals(run))

@@ -15,7 +15,7 @@ from app.learn.lesson_page import Lesson
 from app.learn.prediction import Answer
 from app.learn.references import Source
 from app.runs import diagnoses
-from app.runs.diagnoses import Case
+from app.runs.diagnoses import DiagnosisCase
 
 
 class MistakesLesson(Lesson):
@@ -41,7 +41,7 @@ class MistakesLesson(Lesson):
         self.end(CODE[chosen.id])
 
 
-def judged(case: Case) -> Answer:
+def judged(case: DiagnosisCase) -> Answer:
     """What became of the script, as its runs recorded it."""
     assert case.report is not None
     baseline, words = _baseline(case), _verdict(case)
@@ -60,12 +60,12 @@ def changes(mistake: Mistake) -> str:
     return "\n".join(found)
 
 
-def _verdict(case: Case) -> str:
+def _verdict(case: DiagnosisCase) -> str:
     assert case.report is not None
     return diagnosis_words.verdict(case.report, _baseline(case))
 
 
-def _baseline(case: Case) -> RunView:
+def _baseline(case: DiagnosisCase) -> RunView:
     return diagnoses.observed(case.run_of("as_is") or case.head)
 
 

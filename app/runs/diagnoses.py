@@ -42,7 +42,7 @@ _python_of: dict[str, str] = {}  # script -> name of the Python that it was last
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Case:
+class DiagnosisCase:
     """One diagnosed script: its runs, and what is known of it so far."""
 
     head: RunInfo  # the baseline run; of a group without one, its first
@@ -97,18 +97,18 @@ def head_of(run: RunInfo, heads: Sequence[RunInfo]) -> RunInfo | None:
     return next((h for h in heads if h.id == run.id or (group and h.spec.group == group)), None)
 
 
-def case_of(run: RunInfo) -> Case | None:
+def case_of(run: RunInfo) -> DiagnosisCase | None:
     """The diagnosis that a run of a script belongs to."""
     runs = recorded_runs()
     head = head_of(run, group_heads(runs))
     return None if head is None else read_case(head, runs)
 
 
-def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
+def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisCase:
     """The case that ``head`` stands for, with the verdict as far as there is one."""
     group = head.spec.group
     own = tuple(r for r in reversed(runs) if group and r.spec.group == group) or (head,)
-    return Case(head, own, _report(head, own), _is_moving(head, own))
+    return DiagnosisCase(head, own, _report(head, own), _is_moving(head, own))
 
 
 def _report(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisResult | None:
@@ -137,7 +137,7 @@ def _is_moving(head: RunInfo, runs: Sequence[RunInfo]) -> bool:
     return time.time() - ended < BETWEEN_RUNS_S
 
 
-def data_version(case: Case) -> str:
+def data_version(case: DiagnosisCase) -> str:
     """Changes whenever a run was added or has ended."""
     return f"{_version(case.head, case.runs)}:{case.is_moving}"
 

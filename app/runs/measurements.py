@@ -20,7 +20,7 @@ from ampscope.records import RunInfo, RunSpec, State
 from app import chart, links, permissions, states, store
 from app import telemetry as telemetry_view
 from app.runs import actions, run_page, workload_choice
-from app.runs.workload_choice import Choice
+from app.runs.workload_choice import WorkloadChoice
 from app.text import ago, escape, plural
 
 FOLLOW_EVERY_S = 1.0
@@ -34,7 +34,7 @@ def start(spec: RunSpec) -> None:
     st.rerun()
 
 
-def form(doing: str, size: str) -> tuple[Choice, DeltaGenerator, bool] | None:
+def form(doing: str, size: str) -> tuple[WorkloadChoice, DeltaGenerator, bool] | None:
     """The workload to measure, to begin with GPT in ``size``; a column for everything else; and
     whether this machine has CUDA. None where a user may not do what ``doing`` says."""
     if not permissions.offers(doing):
@@ -46,7 +46,7 @@ def form(doing: str, size: str) -> tuple[Choice, DeltaGenerator, bool] | None:
     return choice, how, uses_cuda(telemetry_view.machine_report())
 
 
-def start_with(choice: Choice, kind: str, **fields: Any) -> None:
+def start_with(choice: WorkloadChoice, kind: str, **fields: Any) -> None:
     """Launch a measurement of a workload and show it, or one sentence on what is wrong."""
     try:
         workload = workload_choice.named(choice)

@@ -136,7 +136,7 @@ FILE = "file:"  # marks an option that is a path below the operator's folder
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WorkloadChoice:
     """What the browser sent; nothing of it is trusted before :func:`named`."""
 
     workload: str
@@ -144,7 +144,7 @@ class Choice:
     entry: str = DEFAULT_ENTRY
 
 
-def named(choice: Choice) -> str:
+def named(choice: WorkloadChoice) -> str:
     """The workload as RunSpec names it. Raises BadInput for a file that may not be used."""
     if choice.workload in BUILTIN:
         return choice.workload
@@ -191,7 +191,7 @@ def _say_what_is_missing(listing: Listing, matching: int, way: str) -> None:
         st.caption(" ".join(said))
 
 
-def pick_workload(start: RunSpec) -> Choice:
+def pick_workload(start: RunSpec) -> WorkloadChoice:
     """The widgets."""
     folder = options.current().workloads
     listing = listed(folder)
@@ -217,14 +217,14 @@ def pick_workload(start: RunSpec) -> Choice:
     size = size or SIZES[0]
     if choice in BUILTIN:
         _describe(choice, size)
-        return Choice(choice, size)
+        return WorkloadChoice(choice, size)
     entry = st.text_input(
         "Function",
         DEFAULT_ENTRY,
         help="The function in the file that returns an ampscope.Workload.",
         key="np-entry",
     )
-    return Choice(choice, size, entry.strip())
+    return WorkloadChoice(choice, size, entry.strip())
 
 
 def _title(choice: str) -> str:

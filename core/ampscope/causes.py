@@ -47,7 +47,7 @@ CAUSES: dict[str, Cause] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class StableCode:
     """What is reported of a source that was not run."""
 
     code: str  # "PRE001", or that of a cause

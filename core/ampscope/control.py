@@ -95,7 +95,7 @@ _Value = float | str | tuple[str, ...] | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ControlPart:
     """One change, ``name`` or ``name:value``; ``text`` is how it was written."""
 
     text: str
@@ -159,9 +159,9 @@ class Control(str):
         return cls(";".join([*names, *(f"{name}:{_written(v)}" for name, v in valued.items())]))
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ControlPart, ...]:
         """What it is made of, in order; empty parts are left out."""
-        return tuple(Part(text) for text in self.split(";") if text)
+        return tuple(ControlPart(text) for text in self.split(";") if text)
 
     @property
     def names(self) -> frozenset[str]:
@@ -169,9 +169,9 @@ class Control(str):
         return frozenset(part.name for part in self.parts)
 
     @property
-    def first(self) -> Part:
+    def first(self) -> ControlPart:
         """The first part, which names the control; of an empty control an empty one."""
-        return next(iter(self.parts), Part(""))
+        return next(iter(self.parts), ControlPart(""))
 
     @property
     def words(self) -> str:
@@ -209,7 +209,7 @@ class Control(str):
     def check(self) -> None:
         """Raises BadInput for the first part that a user cannot ask for, also for an empty one."""
         for text in self.split(";"):
-            Part(text).check()
+            ControlPart(text).check()
 
 
 SCALE_1: Final = Control("scale:1")  # frozen there: are gradients finite at all?

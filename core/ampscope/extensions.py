@@ -70,7 +70,9 @@ class Extension:
     # Makes a script find a CUDA device: from a DeviceProfile a context manager of a SimulatedDevice
     # (both in policy.device_profiles).
     simulated_device: str = ""
-    codes: str = ""  # what `explain` knows beside the causes: a mapping of name to causes.Code
+    codes: str = (
+        ""  # what `explain` knows beside the causes: a mapping of name to causes.StableCode
+    )
 
 
 @functools.cache
@@ -124,7 +126,7 @@ def pages() -> tuple[Page, ...]:
 
 
 def codes() -> dict[str, Any]:
-    """Name -> :class:`ampscope.causes.Code`."""
+    """Name -> :class:`ampscope.causes.StableCode`."""
     return {
         name: code
         for one in all_extensions().values()

@@ -6,13 +6,13 @@ import math
 
 from ampscope.analysis.training import finite_parts
 from ampscope.story.palette import NONFINITE
-from app.figures.training import Curve, control_losses
+from app.figures.training import DrawnCurve, control_losses
 
 LOSSES = [1.0, math.nan, 0.5, math.inf, -math.inf, 0.25, math.nan]
 
 
-def curve(name: str, losses: list[float]) -> Curve:
-    return Curve(name, finite_parts(range(len(losses)), losses), "#123456", "solid")
+def curve(name: str, losses: list[float]) -> DrawnCurve:
+    return DrawnCurve(name, finite_parts(range(len(losses)), losses), "#123456", "solid")
 
 
 def test_every_loss_is_drawn_once() -> None:

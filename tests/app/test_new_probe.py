@@ -169,7 +169,7 @@ def test_a_browser_cannot_name_anything_else(
     (tmp_path / "outside.py").write_text("")
     monkeypatch.setenv("AMPSCOPE_WORKLOADS", str(tmp_path / "mine"))
     with pytest.raises(BadInput):
-        workload_choice.named(workload_choice.Choice(sent, "tiny"))
+        workload_choice.named(workload_choice.WorkloadChoice(sent, "tiny"))
 
 
 def test_a_run_can_be_repeated_by_its_address(

@@ -13,7 +13,7 @@ import pytest
 from ampscope.records import Sample, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.telemetry.values import DeviceLost, Values
+from ampscope.telemetry.values import DeviceLost, SampleValues
 from app import hardware, store, telemetry
 from app.figures.telemetry import telemetry_figure
 from tests.helpers import stores
@@ -192,7 +192,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def read(self, now: float) -> Values:
+    def read(self, now: float) -> SampleValues:
         self.asked += 1
         if self.asked == 3:
             raise DeviceLost("GPU 0 stopped answering NVML (lost).")

@@ -180,7 +180,7 @@ def test_one_launch_serves_many_tensors(
     launches: list[int] = []
     real = exponent_cuda.launch
 
-    def counted(entries: list[exponent_cuda.Entry], counts: Tensor) -> None:
+    def counted(entries: list[exponent_cuda.Counted], counts: Tensor) -> None:
         launches.append(len(entries))
         real(entries, counts)
 

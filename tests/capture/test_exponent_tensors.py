@@ -147,7 +147,7 @@ def test_a_thread_too_many_stays_out_of_the_rows() -> None:
     """A team may be larger than torch said; here no row is meant for the thread that comes."""
     machine, values = exponent_cpu.compiled_kernel(), torch.ones(100)
     rows = np.zeros((1, oracle.ROW_LENGTH), np.int64)
-    job = exponent_cpu.Job(0, 0, values.data_ptr(), 100, 4, 23, 0, 1, rows.ctypes.data, 0)
+    job = exponent_cpu.CountJob(0, 0, values.data_ptr(), 100, 4, 23, 0, 1, rows.ctypes.data, 0)
     machine.alone(ctypes.byref(job))
     assert rows.sum() == 0
 

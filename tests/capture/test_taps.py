@@ -21,16 +21,16 @@ from ampscope.capture.taps import (
     DRAW,
     GRADIENT,
     MATMUL,
-    Place,
     RunningModules,
     TapPass,
+    TapPlace,
     aot_eager,
     tapping,
 )
 from ampscope.runner.compiled_recorder import TapLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own code
-Heard = list[tuple[Place, Tensor]]
+Heard = list[tuple[TapPlace, Tensor]]
 
 
 class Block(nn.Module):
@@ -63,7 +63,7 @@ def tapped(model: nn.Module, *, everything: bool = False, steps: int = 1) -> tup
     heard: Heard = []
     failures: list[str] = []
 
-    def look(place: Place, numbers: Tensor) -> None:
+    def look(place: TapPlace, numbers: Tensor) -> None:
         heard.append((place, numbers.detach().clone()))
 
     with tapping(look, failures.append, everything=everything):
@@ -229,9 +229,9 @@ def test_checkpointing_in_a_thread_of_autograd_leaves_gradients_their_modules(
     forward. That thread counts nodes for itself: it is no second one that trains."""
     torch._dynamo.reset()
     running, found = RunningModules(), list[object]()
-    forward: list[Place] = []
+    forward: list[TapPlace] = []
 
-    def look(place: Place, numbers: Tensor) -> None:
+    def look(place: TapPlace, numbers: Tensor) -> None:
         begins = running.begins(place)
         if place.is_backward:
             found.append(begins)

@@ -16,7 +16,7 @@ from ampscope.records import Sample
 from ampscope.store.samples import COLUMNS, row_of
 from ampscope.telemetry.cpu import QUOTA, THERMAL, CpuReader, CpuSensors
 from ampscope.telemetry.own_processes import OwnProcesses, descends, process_clock_ns
-from ampscope.telemetry.values import KernelFile, Values
+from ampscope.telemetry.values import KernelFile, SampleValues
 
 MEMINFO = "MemTotal:       24684096 kB\nMemFree:        21528736 kB\nMemAvailable:   23739632 kB\n"
 MEMINFO += "".join(
@@ -56,7 +56,7 @@ def stat_of(busy: int, idle: int, wait: int = 0, steal: int = 0) -> str:
 def test_values_and_columns_are_those_of_a_sample() -> None:
     names = [field.name for field in fields(Sample)]
     assert list(COLUMNS) == names
-    assert list(Values.__annotations__) == names[2:]
+    assert list(SampleValues.__annotations__) == names[2:]
     assert Sample(*row_of("cpu", 1.0, {"busy_percent": 3.0})) == Sample("cpu", 1.0, 3.0)
 
 

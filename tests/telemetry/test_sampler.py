@@ -22,7 +22,7 @@ from ampscope.store.samples import SampleRows, row_of
 from ampscope.store.writer import RunWriter, delete_run
 from ampscope.telemetry.sampler import Sampler
 from ampscope.telemetry.sampler_process import beside
-from ampscope.telemetry.values import DeviceLost, Values
+from ampscope.telemetry.values import DeviceLost, SampleValues
 from tests.helpers import recorded_cuda, stores
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
@@ -181,7 +181,7 @@ class Vanishing:
     def __init__(self) -> None:
         self.left = 2
 
-    def read(self, now: float) -> Values:
+    def read(self, now: float) -> SampleValues:
         if self.left == 0:
             raise DeviceLost("cuda:0 stopped answering NVML (lost).")
         self.left -= 1

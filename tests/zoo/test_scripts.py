@@ -12,7 +12,7 @@ import pytest
 
 import ampscope.zoo
 from ampscope.rules.verdict import FIX_KINDS
-from ampscope.zoo.score import ANSWERS, HEALTHY, Answer
+from ampscope.zoo.score import ANSWERS, HEALTHY, ExpectedAnswer
 
 SCRIPTS = Path(ampscope.zoo.__file__).parent / "scripts"
 TWINS = tuple(answer.twin for answer in ANSWERS if answer.twin is not None)
@@ -89,7 +89,7 @@ def test_script_is_seeded(name: str) -> None:
 
 
 @each_answer
-def test_answer_uses_the_closed_lists(answer: Answer) -> None:
+def test_answer_uses_the_closed_lists(answer: ExpectedAnswer) -> None:
     causes = pytest.importorskip("ampscope.causes")
     assert {answer.cause, *answer.accept} <= set(causes.CAUSES)
     assert answer.fix_kinds
@@ -98,12 +98,12 @@ def test_answer_uses_the_closed_lists(answer: Answer) -> None:
 
 
 @each_answer
-def test_appliable_answer_has_a_kind_that_can_be_applied(answer: Answer) -> None:
+def test_appliable_answer_has_a_kind_that_can_be_applied(answer: ExpectedAnswer) -> None:
     assert not answer.appliable or APPLIABLE_KINDS & set(answer.fix_kinds)
 
 
 @each_answer
-def test_twin_differs_from_its_script_unless_nothing_is_wrong(answer: Answer) -> None:
+def test_twin_differs_from_its_script_unless_nothing_is_wrong(answer: ExpectedAnswer) -> None:
     assert (answer.twin is None) == (answer.cause == "no_fault")
     if answer.twin is not None:
         script, twin = ((SCRIPTS / name).read_text() for name in (answer.script, answer.twin))
@@ -111,14 +111,14 @@ def test_twin_differs_from_its_script_unless_nothing_is_wrong(answer: Answer) ->
 
 
 @each_answer
-def test_blamed_module_exists_in_the_script(answer: Answer) -> None:
+def test_blamed_module_exists_in_the_script(answer: ExpectedAnswer) -> None:
     if answer.module is not None:
         names = _attribute_names(ast.parse((SCRIPTS / answer.script).read_text()))
         assert {part for part in answer.module.split(".") if not part.isdigit()} <= names
 
 
 @each_answer
-def test_source_is_a_public_report(answer: Answer) -> None:
+def test_source_is_a_public_report(answer: ExpectedAnswer) -> None:
     if answer.source:
         repository, _, number = answer.source.partition("#")
         assert number.isdigit()

@@ -234,7 +234,7 @@ class DeviceCounter:
 
     def _launch(self, items: list[_Waiting]) -> None:
         exponent_cuda: Any = late_import(_CUDA_COUNTER)
-        exponent_cuda.launch([exponent_cuda.Entry(*item) for item in items], self._counts)
+        exponent_cuda.launch([exponent_cuda.Counted(*item) for item in items], self._counts)
         if self._order.is_elsewhere():
             for tensor, _, _ in items:
                 self._order.release_counted(tensor)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampscope.capture.exponent_kernel import JOB, Kernel, compile_kernel
+from ampscope.capture.exponent_kernel import JOB, CompiledKernel, compile_kernel
 from ampscope.capture.exponent_layout import LAYOUTS
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
@@ -34,7 +34,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _FACTS = {d: (LAYOUTS[d].width // 8, LAYOUTS[d].mantissa, LAYOUTS[d].rank_offset) for d in DTYPES}
 
 
-class Job(ctypes.Structure):
+class CountJob(ctypes.Structure):
     """One tensor to count, as the kernel reads it."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in JOB)
@@ -44,7 +44,7 @@ class Job(ctypes.Structure):
 class _Machine:
     """The kernel and the two ways to run it."""
 
-    kernel: Kernel  # keeps the code alive
+    kernel: CompiledKernel  # keeps the code alive
     alone: Callable[..., None]  # (job)
     together: Callable[..., None] | None  # (kernel's address, job, threads, flags)
 
@@ -70,9 +70,9 @@ def count_small(dense: Tensor, row: int, multiplicity: int = 1) -> None:
     compiled_kernel().alone(ctypes.byref(_job(dense, multiplicity, row)))
 
 
-def _job(dense: Tensor, multiplicity: int, row: int) -> Job:
+def _job(dense: Tensor, multiplicity: int, row: int) -> CountJob:
     itemsize, mantissa, rank_offset = _FACTS[dense.dtype]
-    return Job(
+    return CountJob(
         0, 0, dense.data_ptr(), dense.numel(), itemsize, mantissa, rank_offset, multiplicity, row, 1
     )
 

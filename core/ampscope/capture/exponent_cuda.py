@@ -81,7 +81,7 @@ VARIANTS = (
 DEFAULT = VARIANTS[0]
 
 
-class Entry(NamedTuple):
+class Counted(NamedTuple):
     """A contiguous tensor of a dtype in ``LAYOUTS`` and the row it counts for."""
 
     tensor: Tensor
@@ -210,7 +210,7 @@ def _count(
     _add_window(to, found, first, mantissa, offset, multiplicity)
 
 
-def launch(entries: Sequence[Entry], counts: Tensor, variant: Variant = DEFAULT) -> None:
+def launch(entries: Sequence[Counted], counts: Tensor, variant: Variant = DEFAULT) -> None:
     """Count all ``entries`` into ``counts`` [rows, RAW_LEN], in order with the current stream.
 
     Returns at once. The memory of a tensor may be given up after the call, for reuse on the same
@@ -233,7 +233,7 @@ def launch(entries: Sequence[Entry], counts: Tensor, variant: Variant = DEFAULT)
         )  # fmt: skip
 
 
-def segment_table(entries: Sequence[Entry], segment: int) -> NDArray[np.int64]:
+def segment_table(entries: Sequence[Counted], segment: int) -> NDArray[np.int64]:
     """One line per run of ``segment`` elements, [segments, COLUMNS]."""
     lines = np.array([_line(entry) for entry in entries], np.int64)
     segments = -(-lines[:, 1] // segment)
@@ -245,7 +245,7 @@ def segment_table(entries: Sequence[Entry], segment: int) -> NDArray[np.int64]:
     return table
 
 
-def _line(entry: Entry) -> tuple[int, ...]:
+def _line(entry: Counted) -> tuple[int, ...]:
     tensor, bits = entry.tensor, LAYOUTS[entry.tensor.dtype]
     return (
         tensor.data_ptr(), tensor.numel(), entry.row, bits.width, bits.mantissa, bits.rank_offset,
@@ -266,7 +266,7 @@ def problem(device: torch.device) -> str:
             if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
                 return "Triton needs a device of compute capability 7.0 or more"
             counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device=device)
-            launch([Entry(torch.zeros(1, device=device), 0, 1)], counts)
+            launch([Counted(torch.zeros(1, device=device), 0, 1)], counts)
             return "" if int(counts[0, POS_ZERO]) == 1 else "it counted one zero wrongly"
         except Exception as error:
             return in_words(error)

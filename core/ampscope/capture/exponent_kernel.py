@@ -53,13 +53,13 @@ _NEXT_ELEMENT, _NEXT_ROW, _BITS, _SIZE, _BYTES = range(5)
 _MANTISSA, _OFFSET, _TIMES, _ROWS, _THREADS = range(5, 10)
 
 
-class Kernel(Protocol):
+class CompiledKernel(Protocol):
     """What numba gives back of a compiled C callback."""
 
     address: int  # of a C function, void (int64_t *job)
 
 
-def compile_kernel() -> Kernel:
+def compile_kernel() -> CompiledKernel:
     """The kernel, ready to be called with the address of a job.
 
     Machine code is kept in numba's cache: beside this file, or in the user's cache folder where

@@ -4,8 +4,8 @@ No hook is called inside a compiled graph. So inductor is given a pass that runs
 forward and backward, behind its own passes, and adds the op ``ampscope::tap`` behind chosen
 tensors, each of which it names::
 
-    Place("blocks.0.up", "activation", "blocks.0.up", "aten.addmm", "train.py:41", "bf16", "Linear",
-          "L['self']", False)
+    TapPlace("blocks.0.up", "activation", "blocks.0.up", "aten.addmm", "train.py:41", "bf16",
+             "Linear", "L['self']", False)
 
 The op hands the tensor to those that listen and returns at once where none does. It is declared to
 change a token, so that nothing removes it, and changes nothing. What it looks at stands in its own
@@ -62,7 +62,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TapPlace:
     """A tensor inside compiled code: the module that it belongs to, as a dotted path below what was
     compiled, and what it is there; the module whose code made it, and the op and line that did;
     and the variable of the compiled function at which paths begin."""
@@ -78,11 +78,11 @@ class Place:
     is_backward: bool = False  # the graph is one of a backward pass
 
 
-Listener = Callable[[Place, Tensor], None]  # hears of a tensor as it passes, to be read now
+Listener = Callable[[TapPlace, Tensor], None]  # hears of a tensor as it passes, to be read now
 
 _listeners: list[Listener] = []
 _passes: list[TapPass] = []  # of what is compiled now
-_known: dict[str, Place] = {}
+_known: dict[str, TapPlace] = {}
 # It lives as long as compiled code.
 _library: Any = torch.library.Library("ampscope", "DEF")  # type: ignore[no-untyped-call]  # torch leaves it untyped
 _library.define(
@@ -95,7 +95,7 @@ _library.define(
 def _tap(token: Tensor, numbers: Tensor, place: str) -> None:
     if _listeners and not is_capturing():
         if place not in _known:
-            _known[place] = Place(*json.loads(place))
+            _known[place] = TapPlace(*json.loads(place))
         for listener in tuple(_listeners):
             listener(_known[place], numbers)
 
@@ -164,22 +164,22 @@ def line_of(node: fx.Node) -> str:
     return line_name((file, int(number)))
 
 
-def _place(node: fx.Node, role: str, module: _Module | None, *, goes_back: bool) -> Place:
+def _place(node: fx.Node, role: str, module: _Module | None, *, goes_back: bool) -> TapPlace:
     own = next(reversed(_modules(node)), ("", "", ""))
     path, kind, root = own if module is None else module
     value = _value(node)
     dtype = "" if value is None else dtype_name(value.dtype)
     maker, op, line = own[0], op_of(node), line_of(node)
-    return Place(path, role, maker, op, line, dtype, kind, root, goes_back)
+    return TapPlace(path, role, maker, op, line, dtype, kind, root, goes_back)
 
 
-def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
+def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, TapPlace]]:
     """The tensors of a graph to look at, in the order in which it makes them: outputs of modules
     and the gradients there. ``everything``: also results of matmuls and reductions, tensors that
     are saved for backward, random numbers, and of each module's ops that inductor would decompose
     the first of a kind."""
     goes_back = any(n.op == "placeholder" and is_backward(n) for n in graph.nodes)
-    found: dict[fx.Node, list[Place]] = {}
+    found: dict[fx.Node, list[TapPlace]] = {}
     for module, node in (_gradients(graph) if goes_back else _outputs(graph)).items():
         role = GRADIENT if goes_back else ACTIVATION
         found.setdefault(node, []).append(_place(node, role, module, goes_back=goes_back))
@@ -279,14 +279,14 @@ class RunningModules:
         self._several = False  # threads do
         self._repeating: set[int] = set()  # threads of autograd in which checkpointing repeats them
 
-    def begins(self, place: Place) -> object:
+    def begins(self, place: TapPlace) -> object:
         """What the paths of a tap begin at, while the tap is called: the module that was compiled,
         or an object that holds it; None where nothing tells."""
         if not place.root:
             return None
         return self._of_forward(place) if place.is_backward else self._of_frame(place)
 
-    def _of_frame(self, place: Place) -> object:
+    def _of_frame(self, place: TapPlace) -> object:
         scope, name = _ROOT.match(place.root).groups()  # type: ignore[union-attr]  # it came from there
         frame: Any = sys._getframe(1)
         while frame is not None:
@@ -301,7 +301,7 @@ class RunningModules:
             frame = frame.f_back
         return None
 
-    def _keep(self, place: Place, held: object) -> None:
+    def _keep(self, place: TapPlace, held: object) -> None:
         thread = threading.get_ident()
         self._thread = self._thread or thread
         if self._thread != thread:
@@ -316,7 +316,7 @@ class RunningModules:
             if len(self._forwards) > MOST_FORWARDS:
                 del self._forwards[next(iter(self._forwards))]
 
-    def _of_forward(self, place: Place) -> object:
+    def _of_forward(self, place: TapPlace) -> object:
         node = torch._C._current_autograd_node()
         if node is None or self._several or self._thread is None:
             return None
@@ -372,7 +372,7 @@ class TapPass(CustomGraphPass):
             self._failed(f"{type(error).__name__}: {error}")
 
 
-def _add(graph: fx.Graph, places: list[tuple[fx.Node, Place]]) -> None:
+def _add(graph: fx.Graph, places: list[tuple[fx.Node, TapPlace]]) -> None:
     devices = {value.device for node, _ in places if (value := _value(node)) is not None}
     if len(devices) != 1:
         raise BadInput("a graph on several devices is not looked into")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ampscope import extensions
-from ampscope.causes import CAUSES, Cause, Code, find_cause
+from ampscope.causes import CAUSES, Cause, StableCode, find_cause
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
@@ -121,7 +121,7 @@ def explain(cause: str | None) -> None:
     one, list all of them."""
     own = [code for code in extensions.codes().values() if code.name not in CAUSES]
     if cause is None:
-        listed: list[Cause | Code] = [*CAUSES.values(), *own]
+        listed: list[Cause | StableCode] = [*CAUSES.values(), *own]
         for known in listed:
             click.echo(f"{known.code}  {known.name:30} {known.title}")
         return
@@ -132,7 +132,7 @@ def explain(cause: str | None) -> None:
     click.echo(explained(find_cause(cause)))
 
 
-def explained_code(code: Code) -> str:
+def explained_code(code: StableCode) -> str:
     """Title, what preflight reports it on, and the remedy."""
     parts = [f"{code.code} {code.title} ({code.name})"]
     parts += [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from ampscope.control import Control, Part
+from ampscope.control import Control, ControlPart
 from ampscope.rules.verdict import Fix, Status, Verdict
 
 _KERAS = {
@@ -74,7 +74,7 @@ def patch(fix: Fix) -> str:
     return code.replace("{init}", _initial_scale(fix.framework, tried))
 
 
-def _initial_scale(framework: str, tried: Part) -> str:
+def _initial_scale(framework: str, tried: ControlPart) -> str:
     """The argument that sets the scale that was tried; "" for the framework's default."""
     number = re.match(r"[0-9.e+]+", tried.value)
     is_scale = tried.name in ("scale", "init_scale")

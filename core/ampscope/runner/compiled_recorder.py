@@ -26,7 +26,7 @@ from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.capture.taps import ACTIVATION, DRAW, Place, RunningModules, below, tapping
+from ampscope.capture.taps import ACTIVATION, DRAW, RunningModules, TapPlace, below, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, is_capturing, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener, scale_of
 from ampscope.capture.user_objects import IdSet, parameters_of
@@ -99,7 +99,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
                 stack.enter_context(self.ledger.watching(self.digests))
             yield
 
-    def _digest_output(self, place: Place, tensor: Tensor) -> None:
+    def _digest_output(self, place: TapPlace, tensor: Tensor) -> None:
         """A tensor passes in compiled code, of a run that is compared with another."""
         if place.role != ACTIVATION or self.digests is None:
             return
@@ -256,7 +256,7 @@ class TapLog:
         self._order = itertools.count()
         self._bad: int | None = None  # the first step with a number that is not finite
 
-    def look(self, place: Place, tensor: Tensor) -> None:
+    def look(self, place: TapPlace, tensor: Tensor) -> None:
         """A tensor passes."""
         step, order = self._step(), next(self._order)
         kept = step < (DRAWN_STEPS if place.role == DRAW else TAPPED_STEPS)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 # Summary of a block of consecutive steps: exact counts, and the steps worth showing. Pure.
 #
-#     Block(first_step=64, last_step=79, steps=16, skipped=1, bad=2, low_step=70, low_loss=1.2, …)
+#     StepBlock(first_step=64, last_step=79, steps=16, skipped=1, bad=2, low_step=70, …)
 #
 # Blocks of neighbours combine into that of both, so a tree of them answers for any range of steps
 # without reading the steps. A *bad* step was skipped, or its loss or gradient norm is not finite.
@@ -32,7 +32,7 @@ _NO_SCALE = "none yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StepBlock:
     """The fields are the columns of the table ``step_block``."""
 
     first_step: int
@@ -84,14 +84,14 @@ def marks(rows: Sequence[StepRow], scale_before: Value = _NO_SCALE) -> Marks:
     return Marks(scale, bad)
 
 
-def of_steps(rows: Sequence[StepRow], marked: Marks) -> Block:
+def of_steps(rows: Sequence[StepRow], marked: Marks) -> StepBlock:
     """Of at least one row, in the order of steps."""
     losses = [(row[1], row[0]) for row in rows if row[1] is not None and is_finite(row[1])]
     low = min(losses, default=(None, None))
     high = max(losses, key=lambda pair: (pair[0], -pair[1]), default=(None, None))
     bad = [row[0] for row in rows if _is_bad(row)]
     scales = [row[2] for row in rows if row[2] is not None]
-    return Block(
+    return StepBlock(
         first_step=rows[0][0],
         last_step=rows[-1][0],
         steps=len(rows),
@@ -119,11 +119,11 @@ _SUMS = (  # fields of a block that add up
 )  # fmt: skip
 
 
-def combined(blocks: Sequence[Block]) -> Block:
+def combined(blocks: Sequence[StepBlock]) -> StepBlock:
     """Of at least one block, in the order of steps."""
     low = min((b for b in blocks if b.low_loss is not None), key=_low, default=blocks[0])
     high = max((b for b in blocks if b.high_loss is not None), key=_high, default=blocks[0])
-    return Block(
+    return StepBlock(
         first_step=blocks[0].first_step,
         last_step=blocks[-1].last_step,
         **{name: sum(getattr(b, name) for b in blocks) for name in _SUMS},
@@ -141,11 +141,11 @@ def _is_bad(row: StepRow) -> bool:
     return bool(row[3]) or not is_finite(row[1]) or not is_finite(row[4])
 
 
-def _low(block: Block) -> float:
+def _low(block: StepBlock) -> float:
     return math.inf if block.low_loss is None else block.low_loss
 
 
-def _high(block: Block) -> float:
+def _high(block: StepBlock) -> float:
     return -math.inf if block.high_loss is None else block.high_loss
 
 
@@ -160,7 +160,7 @@ AT_ONCE = 256  # blocks of level 0 that are computed from one query
 BAD = "(skipped OR loss IN ('nan', 9e999, -9e999) OR grad_norm IN ('nan', 9e999, -9e999))"
 Query = Callable[..., Sequence[Any]]  # (statement, *values) -> rows
 
-_NAMES = [field.name for field in dataclasses.fields(Block)]
+_NAMES = [field.name for field in dataclasses.fields(StepBlock)]
 _FIELDS = ",".join(_NAMES)
 _values = operator.attrgetter(*_NAMES)
 _STEPS = f"SELECT {COLUMNS} FROM step WHERE run=? AND step BETWEEN ? AND ? ORDER BY step"
@@ -193,7 +193,7 @@ def update(connection: sqlite3.Connection, run_id: str, steps: Iterable[int]) ->
             connection.execute(_PUT, (run_id, level, number, *_values(block)))
 
 
-def cover(query: Query, run_id: str, first: int, last: int, level: int = TOP) -> list[Block]:
+def cover(query: Query, run_id: str, first: int, last: int, level: int = TOP) -> list[StepBlock]:
     """Blocks of a level that together sum up exactly the steps from first to last; those at the
     ends are put together from lower levels."""
     if level < 0:
@@ -215,7 +215,7 @@ def cover(query: Query, run_id: str, first: int, last: int, level: int = TOP) ->
     ]
 
 
-def cover_evenly(query: Query, run_id: str, first: int, last: int, wanted: int) -> list[Block]:
+def cover_evenly(query: Query, run_id: str, first: int, last: int, wanted: int) -> list[StepBlock]:
     """About ``wanted`` blocks of nearly the same length that together sum up exactly the steps
     from first to last: what is shown of a run must not depend on where its length lies between two
     sizes of the tree."""
@@ -241,7 +241,7 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
     return [items[a:b] for a, b in pairwise(ends)]
 
 
-def _ends(query: Query, run_id: str, first: int, last: int, level: int) -> list[Block]:
+def _ends(query: Query, run_id: str, first: int, last: int, level: int) -> list[StepBlock]:
     return cover(query, run_id, first, last, level - 1) if first <= last else []
 
 
@@ -288,9 +288,9 @@ def _scale_before(query: Query, run_id: str, rows: Sequence[Any]) -> Value:
     return before[0][0] if before else _NO_SCALE
 
 
-def _stored(query: Query, run_id: str, level: int, first: int, last: int) -> list[Block]:
+def _stored(query: Query, run_id: str, level: int, first: int, last: int) -> list[StepBlock]:
     sql = (
         f"SELECT {_FIELDS} FROM step_block WHERE run=? AND level=? AND block BETWEEN ? AND ?"
         " ORDER BY block"
     )
-    return [Block(*row) for row in query(sql, run_id, level, first, last)]
+    return [StepBlock(*row) for row in query(sql, run_id, level, first, last)]

@@ -15,7 +15,7 @@ from ampscope.errors import BadInput, StoreError
 from ampscope.observations import Observation
 from ampscope.store import codec, db, rows, samples
 from ampscope.store.codec import decode_observation
-from ampscope.store.pyramid import BAD, SIZES, TOP, Block, Query, combined, cover, cover_evenly
+from ampscope.store.pyramid import BAD, SIZES, TOP, Query, StepBlock, combined, cover, cover_evenly
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def overhead_share(query: Query, run_id: str) -> float | None:
     return None if block is None or not total_s else block.overhead_s / total_s
 
 
-def _whole(query: Query, run_id: str) -> Block | None:
+def _whole(query: Query, run_id: str) -> StepBlock | None:
     span = _span(query, run_id, None, None)
     blocks = [] if span is None else cover(query, run_id, *_rounded(span))
     return combined(blocks) if blocks else None
@@ -332,7 +332,7 @@ def _chosen(query: Query, run_id: str, span: Range, points: int) -> set[int]:
     return steps | _bad(query, run_id, blocks, points) | _changes(query, run_id, blocks, points)
 
 
-def _bad(query: Query, run_id: str, blocks: list[Block], points: int) -> set[int]:
+def _bad(query: Query, run_id: str, blocks: list[StepBlock], points: int) -> set[int]:
     """All bad steps; where they are too many, the ends of each episode; where these are too many
     as well, the first and last of each block."""
     whole = combined(blocks)
@@ -346,7 +346,7 @@ def _bad(query: Query, run_id: str, blocks: list[Block], points: int) -> set[int
     return steps
 
 
-def _changes(query: Query, run_id: str, blocks: list[Block], points: int) -> set[int]:
+def _changes(query: Query, run_id: str, blocks: list[StepBlock], points: int) -> set[int]:
     """Steps whose scale differs from the step before; where they are too many, none but the
     blocks' own: a scale that changes every few steps is seen at those."""
     whole = combined(blocks)

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from ampscope.telemetry.own_processes import OwnProcesses, process_clock_ns
-from ampscope.telemetry.values import SLOW_EVERY_S, KernelFile, Values
+from ampscope.telemetry.values import SLOW_EVERY_S, KernelFile, SampleValues
 
 LINE_BYTES = 160  # of one core in /proc/stat: ten counters of up to 15 digits
 IDLE, IO_WAIT, STEAL = 3, 4, 7  # places of the counters; those behind are parts of others
@@ -49,7 +49,7 @@ class CpuReader:
         self._before: tuple[int, int] | None = None  # busy and all ticks
         self._was: tuple[float, float | None] | None = None  # time and energy of the last reading
 
-    def read(self, now: float) -> Values:
+    def read(self, now: float) -> SampleValues:
         """Shares are since the last reading, so the first has none."""
         found = self._sensors.read(now)
         ticks = self._ticks()
@@ -69,7 +69,7 @@ class CpuReader:
         self._stat.close()
         self._sensors.close()
 
-    def _read_rates(self, found: Values, now: float) -> None:
+    def _read_rates(self, found: SampleValues, now: float) -> None:
         """The run's own share, and power from energy."""
         used_ns = None
         if self._own is not None:
@@ -135,10 +135,10 @@ class CpuSensors:
         quota = KernelFile(_control_group(pid, root) / "cpu.stat")
         self._brakes = [(THERMAL, throttled, b""), (QUOTA, quota, b"nr_throttled")]
         self._counts: dict[str, int | None] = {}
-        self._slow: Values = {}
+        self._slow: SampleValues = {}
         self._next_slow = 0.0
 
-    def read(self, now: float) -> Values:
+    def read(self, now: float) -> SampleValues:
         """What there is of frequency, temperature, energy and reasons."""
         if now >= self._next_slow:
             self._slow = self._read_slow()
@@ -159,8 +159,8 @@ class CpuSensors:
         for counter in self._energy:
             counter.file.close()
 
-    def _read_slow(self) -> Values:
-        found: Values = {"clock_reasons": ",".join(self._held_back())}
+    def _read_slow(self) -> SampleValues:
+        found: SampleValues = {"clock_reasons": ",".join(self._held_back())}
         frequencies = [kilohertz / 1000 for kilohertz in _numbers(self._frequencies)]
         frequencies = frequencies or self._from_cpuinfo()
         if frequencies:

@@ -21,7 +21,7 @@ from ampscope.hardware.gpu import (
     conversation,
 )
 from ampscope.telemetry.own_processes import descends
-from ampscope.telemetry.values import SLOW_EVERY_S, DeviceLost, Values
+from ampscope.telemetry.values import SLOW_EVERY_S, DeviceLost, SampleValues
 
 PCIE_TX, PCIE_RX = 0, 1  # nvmlPcieUtilCounter_t; TX is what the GPU sends
 # The driver counts bytes for 20 ms and the caller waits, so the two directions are read at two
@@ -39,7 +39,7 @@ class GpuReader:
         """Raises DeviceLost when NVML or the GPU cannot be used."""
         self.device = device
         self._pid = pid
-        self._slow: Values = {}
+        self._slow: SampleValues = {}
         self._next_processes = 0.0
         self._next_pcie = 0.0 if pcie else float("inf")
         self._counter = PCIE_RX
@@ -52,7 +52,7 @@ class GpuReader:
             reason = str(error).rstrip(".")
             raise DeviceLost(f"{device} could not be read beside the run: {reason}.") from error
 
-    def read(self, now: float) -> Values:
+    def read(self, now: float) -> SampleValues:
         """One reading. Raises DeviceLost when the GPU has vanished."""
         try:
             if now >= self._next_processes:
@@ -78,7 +78,7 @@ class GpuReader:
                 return handle
         raise GpuLostError(f"NVML knows no GPU {uuid}" if uuid else "torch does not name the GPU")
 
-    def _read_fast(self) -> Values:
+    def _read_fast(self) -> SampleValues:
         def read(field: str) -> Any:
             return answer(self._talk, self._gpu, field)
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypedDict
 SLOW_EVERY_S = 1.0  # how often what changes slowly or is slow to read is read
 
 
-class Values(TypedDict, total=False):
+class SampleValues(TypedDict, total=False):
     """See records.Sample for meanings and units."""
 
     busy_percent: float | None
@@ -42,7 +42,7 @@ class DeviceReader(Protocol):
 
     device: str  # "cpu", "cuda:0"
 
-    def read(self, now: float) -> Values:
+    def read(self, now: float) -> SampleValues:
         """One reading at ``now`` (seconds of a clock that only goes forward). Raises DeviceLost."""
         ...
 

@@ -21,9 +21,9 @@ from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.place import Place
+from ampscope.watcher.place import RankPlace
 from ampscope.watcher.recorder import Recorder
-from ampscope.watcher.replay import Replay, replay
+from ampscope.watcher.replay import StepReplay, replay
 from ampscope.watcher.sentinel import Sentinel
 from ampscope.watcher.step import StepNumbers
 
@@ -33,7 +33,7 @@ class BadSteps:
 
     def __init__(
         self, models: WatchedModels, histograms: StepHistograms, flight: FlightRecorder,
-        capsule_store: CapsuleStore, recorder: Recorder, place: Place, policy: str,
+        capsule_store: CapsuleStore, recorder: Recorder, place: RankPlace, policy: str,
         settings: WatchSettings, guard: Guard,
     ) -> None:  # fmt: skip
         self.sentinel = Sentinel(models, guard) if place.world > 1 else None  # entered by the owner
@@ -108,18 +108,18 @@ class BadSteps:
             events.append(Event(step, "replay", "first bad op", text))
         return events
 
-    def replay(self) -> Replay:
+    def replay(self) -> StepReplay:
         """Run the newest kept step again on the live models."""
         kept = self._capsule_store.last
         if kept is None:
             raise BadInput("No failing step was kept: there is nothing to run again.")
         return self._run_again(kept.forwards, kept.about.scale).explained(kept.about.where)
 
-    def reference(self, forwards: Sequence[Forward], scale: float | None) -> Replay | str:
+    def reference(self, forwards: Sequence[Forward], scale: float | None) -> StepReplay | str:
         """The present step once more, beside fp32; a sentence when that cannot be."""
         return _said(lambda: self._run_again(forwards[-1:], scale or 1.0))
 
-    def _run_again(self, forwards: Sequence[Forward], scale: float) -> Replay:
+    def _run_again(self, forwards: Sequence[Forward], scale: float) -> StepReplay:
         plain = {root.name: root.plain for root in self._models.roots}
         with self.paused(), script_ops():
             return replay(plain, forwards, scale, self._models)
@@ -154,7 +154,7 @@ class BadSteps:
         return SHARED, "This rank's own gradients were finite, and their sum was not."
 
 
-def _said(run: Callable[[], Replay]) -> Replay | str:
+def _said(run: Callable[[], StepReplay]) -> StepReplay | str:
     """What came of it, or why it cannot be done here."""
     try:
         return run()

@@ -30,7 +30,7 @@ class Clip:
     parameters: frozenset[int]  # their ids
 
 
-class Clips:
+class WatchedClips:
     """Clips of the threads that train, since the last :meth:`take`."""
 
     def __init__(self, threads: set[int], guard: Guard) -> None:
@@ -40,7 +40,7 @@ class Clips:
         self._norm_type = 2.0  # of the norm that was taken last
         self._last: Clip | None = None
 
-    def __enter__(self) -> Clips:
+    def __enter__(self) -> WatchedClips:
         # What the public function calls: a script may have imported that before the watch began.
         for name, call in (("_get_total_norm", self._norm), ("_clip_grads_with_norm_", self._clip)):
             if hasattr(clip_grad, name):

@@ -38,7 +38,7 @@ from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import WatchedModels
 
 if TYPE_CHECKING:
-    from ampscope.capture.taps import Place, RunningModules
+    from ampscope.capture.taps import RunningModules, TapPlace
 
 MOST_ARRIVALS = 100_000  # of one step
 
@@ -318,7 +318,7 @@ class TappedHistograms:
             self._told.add(text)
             self._note(text)
 
-    def _look(self, place: Place, tensor: Tensor) -> None:
+    def _look(self, place: TapPlace, tensor: Tensor) -> None:
         role = Role(place.role)
         self._heard.add(role)
         if not self.active:

@@ -27,7 +27,7 @@ _NAMES_A_TRAINING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """One rank of ``world``; ``group`` is the same for all of them, "" for a training of one."""
 
     rank: int
@@ -35,15 +35,15 @@ class Place:
     group: str
 
 
-def place_now(group: str = "") -> Place:
+def place_now(group: str = "") -> RankPlace:
     """This process's place; ``group`` overrides the name that is found."""
     if dist.is_available() and dist.is_initialized():
         rank, world = dist.get_rank(), dist.get_world_size()
     else:
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world < 2:
-        return Place(0, 1, group)
-    return Place(rank, world, group or _group(world))
+        return RankPlace(0, 1, group)
+    return RankPlace(rank, world, group or _group(world))
 
 
 def _group(world: int) -> str:

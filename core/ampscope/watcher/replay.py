@@ -42,7 +42,7 @@ MOST_OPS = 2_000_000  # looked at in one replay, about a minute
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class StepReplay:
     """What came of it; ``first`` is None when no op of the model made something not finite."""
 
     first: BadOp | None
@@ -52,7 +52,7 @@ class Replay:
     ops: tuple[int, list[OpRecord]] = (0, [])  # id of the set, and its ops
     notes: list[str] = field(default_factory=list)
 
-    def explained(self, sign: str) -> Replay:
+    def explained(self, sign: str) -> StepReplay:
         """With what follows when the model was finite here although the step's first sign
         (`About.where`) was bad."""
         if self.where != "nowhere" or sign not in _OUTSIDE:
@@ -66,7 +66,7 @@ def replay(
     forwards: Sequence[Forward],
     scale: float,
     names: ModuleNumbers | None = None,
-) -> Replay:
+) -> StepReplay:
     """Run the forwards one after another; the first that is not finite decides, else the last.
 
     ``scale`` is the loss scale in the kept gradients; ``names`` numbers the modules in the records,
@@ -111,7 +111,7 @@ def _part(models: Mapping[str, nn.Module], forward: Forward) -> nn.Module:
         raise BadInput(f"The capsule is of another model: {error}") from error
 
 
-def _replayed(rerun: Rerun, path: str, names: ModuleNumbers) -> Replay:
+def _replayed(rerun: Rerun, path: str, names: ModuleNumbers) -> StepReplay:
     trace = OpTrace(names)
     shadow = Shadow(ModelMap(rerun.model), 0, rerun.scale)
     paths, lines = ModulePaths(), SourceLines()
@@ -141,7 +141,7 @@ def _replayed(rerun: Rerun, path: str, names: ModuleNumbers) -> Replay:
         first = dataclasses.replace(first, line=line, module=module)
         text = sentence(first)
     shadows = _numbered(shadow.take(), rerun.model, names)
-    return Replay(first, where, text, shadows, trace.take(), notes)
+    return StepReplay(first, where, text, shadows, trace.take(), notes)
 
 
 def _numbered(

@@ -24,7 +24,7 @@ from ampscope.runner.run_server import end_with_parent
 from ampscope.story.document import line, visible
 from ampscope.watcher.capsule import Capsule, check, load
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.replay import Replay, replay
+from ampscope.watcher.replay import StepReplay, replay
 from ampscope.workloads.load import load_models
 
 MAX_SENTENCE = 2_000  # characters
@@ -109,7 +109,7 @@ def _agrees(here: float, there: float) -> bool:
     )
 
 
-def _as_text(capsule: Capsule, result: Replay, note: str) -> str:
+def _as_text(capsule: Capsule, result: StepReplay, note: str) -> str:
     about = capsule.about
     # Every text here came out of a file.
     lines = [f"Step {about.step} of run {about.run}, rank {about.rank}: {about.reason}"]
@@ -121,7 +121,7 @@ def _as_text(capsule: Capsule, result: Replay, note: str) -> str:
     return "\n".join(visible(text, MAX_SENTENCE) for text in lines)
 
 
-def _as_json(capsule: Capsule, result: Replay, note: str) -> str:
+def _as_json(capsule: Capsule, result: StepReplay, note: str) -> str:
     document = {
         "schema": 1,
         "about": dataclasses.asdict(capsule.about),

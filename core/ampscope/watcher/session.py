@@ -49,13 +49,13 @@ from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings
 from ampscope.watcher.alarms import Alarms, Signs, warn
 from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule_store import CapsuleStore
-from ampscope.watcher.clips import Clips
+from ampscope.watcher.clips import WatchedClips
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.gradient_norms import first_nonfinite, in_parts, start_norms
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.place import Place
+from ampscope.watcher.place import RankPlace
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard
@@ -87,7 +87,7 @@ class Session(TrainingListener):
 
     def __init__(
         self, models: WatchedModels, optimizers: list[Optimizer], scalers: list[Any],
-        path: Path, place: Place, settings: WatchSettings,
+        path: Path, place: RankPlace, settings: WatchSettings,
     ) -> None:  # fmt: skip
         self.now = OpenStep(0)
         self.referenced: set[int] = set()  # steps to run again beside fp32
@@ -119,7 +119,7 @@ class Session(TrainingListener):
         )  # fmt: skip
         self._optimizers = WatchedOptimizers(models, optimizers, self._optimizers_changed)
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
-        self._clips = Clips(threads, guard)
+        self._clips = WatchedClips(threads, guard)
         self._alarms = Alarms(settings.bounds)
         # A step whose numbers or histograms are on their way from the device, what it ran, what the
         # sentinel saw of it, and its losses.

@@ -39,7 +39,7 @@ from ampscope.records import (
 from ampscope.watcher.flight import StepSummary
 from ampscope.watcher.gradient_norms import PendingNorms, start_norms
 from ampscope.watcher.histograms import StepFrames
-from ampscope.watcher.replay import Replay
+from ampscope.watcher.replay import StepReplay
 
 MOST_GRADIENTS = 64  # times by hand before a step; the last ones count
 
@@ -133,7 +133,7 @@ class StepNumbers:
     # Finite steps since the scale last grew or fell, before this step, and how many let it grow.
     growth: tuple[int, int] | None = None
     events: list[Event] = field(default_factory=list)
-    again: Replay | None = None  # the step run again beside fp32, where that was asked for
+    again: StepReplay | None = None  # the step run again beside fp32, where that was asked for
     clipped_to: float | None = None  # the script's clip since then, by the 2-norm
     is_search: bool = False  # a loss that is not finite is so because the scale was too high
     skipped: bool | PendingFlag = False  # the optimizer left out its step
@@ -217,7 +217,7 @@ class StepNumbers:
         else:
             self.scale, self.growth = scale_of(scaler), _growth(scaler)
 
-    def run_again(self, result: Replay | str, step: int) -> None:
+    def run_again(self, result: StepReplay | str, step: int) -> None:
         """What came of a second run, or why there was none."""
         if isinstance(result, str):
             self.events.append(Event(step, "note", "no reference", result))

@@ -33,7 +33,7 @@ from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.live_figure import LiveFigure, as_html, in_notebook
 from ampscope.watcher.models import WatchedModels, plain_module
 from ampscope.watcher.place import place_now
-from ampscope.watcher.replay import Replay
+from ampscope.watcher.replay import StepReplay
 from ampscope.watcher.session import Session, close_watches_of
 from ampscope.watcher.watched_run import program
 from ampscope.watcher.webhook import checked_address
@@ -118,7 +118,7 @@ class Watch:
         with own_ops():
             return self._session.state_problem()
 
-    def replay(self) -> Replay:
+    def replay(self) -> StepReplay:
         """Run the newest kept step again, here and now, with the weights as they are.
 
         Raises BadInput when no step was kept, or when it cannot be run again.

@@ -11,7 +11,7 @@ from ampscope.records import Event, Machine, RunSpec, watched
 from ampscope.runner.device import describe
 from ampscope.watcher.alarm_dispatcher import WatchSettings
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.place import Place
+from ampscope.watcher.place import RankPlace
 from ampscope.watcher.schedule import EVERY
 
 TAPS_TEXT = (
@@ -29,7 +29,7 @@ def program() -> str:
 
 
 def run_of(
-    models: WatchedModels, place: Place, settings: WatchSettings, device: torch.device
+    models: WatchedModels, place: RankPlace, settings: WatchSettings, device: torch.device
 ) -> tuple[RunSpec, Machine]:
     """The run as the store lists it, and where it takes place."""
     every = EVERY if settings.every is None else settings.every
@@ -38,7 +38,7 @@ def run_of(
     return spec, describe(spec, device)
 
 
-def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
+def notes(models: WatchedModels, place: RankPlace, *, taps: bool) -> list[Event]:
     """What cannot be seen in this training, and why."""
     found = [
         TAPS_TEXT.format(root.name)

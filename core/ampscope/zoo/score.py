@@ -67,7 +67,7 @@ def scores(
 
 
 def _diagnosed(
-    script: str, answer: Answer | None, policy: str, store: Path, say: Callable[[str], None]
+    script: str, answer: ExpectedAnswer | None, policy: str, store: Path, say: Callable[[str], None]
 ) -> Score:
     """``answer`` is None for a healthy script."""
     say(script)
@@ -109,7 +109,7 @@ def _diagnosed(
 # Kept apart from the rules on purpose (no rule may import this): a diagnosis is scored against it,
 # never helped by it. One case, as data::
 #
-#     Answer(id="C30", script="c30_row_scaling.py", twin="c30_row_scaling_healthy.py",
+#     ExpectedAnswer(id="C30", script="c30_row_scaling.py", twin="c30_row_scaling_healthy.py",
 #            cause="norm_eps_underflow", module="scale_rows", op_hint="div", ...)
 
 
@@ -129,7 +129,7 @@ HEALTHY: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExpectedAnswer:
     """What a case's script does wrong, where, and what cures it."""
 
     id: str
@@ -160,20 +160,20 @@ class Answer:
         return f"https://github.com/{repository}/issues/{number}" if number else ""
 
 
-def _answer(case_id: str, case: dict[str, Any]) -> Answer:
+def _answer(case_id: str, case: dict[str, Any]) -> ExpectedAnswer:
     script, has_twin = case.pop("script"), case.pop("twin", True)
     for name in ("fix_kinds", "accept"):
         case[name] = tuple(case.get(name, ()))
     twin = f"{script}_healthy.py" if has_twin else None
-    return Answer(case_id, f"{script}.py", twin, **case)
+    return ExpectedAnswer(case_id, f"{script}.py", twin, **case)
 
 
-def _load() -> tuple[Answer, ...]:
+def _load() -> tuple[ExpectedAnswer, ...]:
     text = files("ampscope.zoo").joinpath("answers.toml").read_text(encoding="utf-8")
     return tuple(_answer(case_id, case) for case_id, case in tomllib.loads(text).items())
 
 
-ANSWERS: tuple[Answer, ...] = _load()
+ANSWERS: tuple[ExpectedAnswer, ...] = _load()
 
 
 def examples_of(cause: str) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import pytest
 from ampscope.ext.diff.run_diff import (
     Held,
     RunDiff,
-    Values,
+    TensorValues,
     compared,
     distance,
     first_output,
@@ -61,7 +61,7 @@ def one_step(step: int, loss: float) -> OptimizerStep:
 
 def run(
     *records: Observation, steps: int = 3, losses: float = 1.0, ended: str = "returned"
-) -> Values:
+) -> TensorValues:
     outcome = Outcome(ended=ended, steps=steps, error_type="ValueError", error_text="no")
     made = [one_step(step, losses) for step in range(steps)]
     return values_of([*records, *made, outcome])
@@ -90,9 +90,9 @@ def test_an_output_that_says_nothing_is_passed_over() -> None:
     def held(total: int, *sketch: float) -> Held:
         return Held("fp32", total, str(sketch), 1.0, 0, np.array(sketch))
 
-    def of(**outputs: Held) -> Values:
+    def of(**outputs: Held) -> TensorValues:
         row = {(name, 0): output for name, output in outputs.items()}
-        return Values({(0, "activation"): row}, (0,), (1.0,))
+        return TensorValues({(0, "activation"): row}, (0,), (1.0,))
 
     one = of(size=held(4, 1, 0), order=held(4, 1, 0), gone=held(4, 1, 0), right=held(4, 1, 0))
     other = of(size=held(8, 0, 1), order=held(4, 0, 1), right=held(4, 1, 1e-3))
@@ -152,7 +152,7 @@ def test_weights_that_differ_between_repeats_cannot_tell() -> None:
     ],
     ids=["failed", "killed", "no step", "another module"],
 )  # fmt: skip
-def test_what_cannot_be_told_says_why(other: Values, reason: str) -> None:
+def test_what_cannot_be_told_says_why(other: TensorValues, reason: str) -> None:
     found = compared([run(*of_steps({}))] * 2, [other])
     assert found.verdict == "unknown"
     assert reason in found.reason
@@ -242,7 +242,7 @@ def test_a_renamed_module_is_aligned_by_its_place() -> None:
 
 
 def test_every_ledger_row_that_differs_is_listed() -> None:
-    def side(dtype: str, line: str) -> Values:
+    def side(dtype: str, line: str) -> TensorValues:
         entries = [
             DtypeEntry("parameter", "a.weight", dtype, line, "module cast"),
             DtypeEntry("buffer", "a.mean", "fp32", "", "torch's default dtype"),
@@ -271,7 +271,7 @@ def test_every_ledger_row_that_differs_is_listed() -> None:
 def test_what_is_set_differently_is_said_before_what_follows_from_it(
     names: tuple[str, ...], says: str | None
 ) -> None:
-    def side(value: str, changed: dict[int, float]) -> Values:
+    def side(value: str, changed: dict[int, float]) -> TensorValues:
         around = Surroundings((*names, "same"), (*(value for _ in names), "9"))
         return run(*of_steps(changed), around)
 

@@ -21,10 +21,10 @@ from ampscope.errors import BadInput
 from ampscope.ext.diff.cli import diff as command
 from ampscope.ext.diff.run_diff import values_of
 from ampscope.ext.diff.runs import (
+    DiffOptions,
     DiffResult,
-    Options,
+    NewRun,
     Recorded,
-    Side,
     SideRuns,
     as_recorded,
     compared_sides,
@@ -228,13 +228,13 @@ def planned(
         if isinstance(side, Runs):
             side.spec = replace(side.spec, policy=asked)
             if isinstance(other, Recorded):
-                like = as_recorded(Side(side.spec, "side"), other)
-                assert isinstance(like, Side)
+                like = as_recorded(NewRun(side.spec, "side"), other)
+                assert isinstance(like, NewRun)
                 side.spec = like.spec
-            sides.append(SideRuns(Side(side.spec, "side"), cast(ScriptRuns, side)))
+            sides.append(SideRuns(NewRun(side.spec, "side"), cast(ScriptRuns, side)))
         else:
             sides.append(SideRuns(side, None))
-    found = compared_sides(sides[0], sides[1], Options(repeats=1), lambda text: None)
+    found = compared_sides(sides[0], sides[1], DiffOptions(repeats=1), lambda text: None)
     return found, [side.made for side in (first, second) if isinstance(side, Runs)]
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ampscope.ext.diff.two_runs import Parting, pairs, parting, parting_answer
+from ampscope.ext.diff.two_runs import LossParting, pairs, parting, parting_answer
 from ampscope.numerics.histogram import NAN, POS_ZERO, RAW_LEN
 from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, StepRecord
 
@@ -119,5 +119,5 @@ def test_without_histograms_stored_dtypes_alone_are_compared() -> None:
 def test_how_far_two_losses_are_apart_is_said_as_a_factor_or_a_share(
     second: float, says: str
 ) -> None:
-    found = Parting(60, 3, 59, second / 1.5 - 1, (None, None))
+    found = LossParting(60, 3, 59, second / 1.5 - 1, (None, None))
     assert says in parting_answer(("the old run", "the new run"), found)

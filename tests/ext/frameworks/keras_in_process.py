@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.keras.instruments import watching
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.records import Cadence
 
 PATCHED = [
@@ -102,7 +102,7 @@ def two_tapes(at_once: bool) -> Any:
     models = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name=n)]) for n in "ab"]
     scaler = keras.optimizers.LossScaleOptimizer
     optimizers = [scaler(keras.optimizers.SGD(0.1), initial_scale=1024.0) for _ in models]
-    recorder, true, sums = Recorder(Cadence(1, 0, 0)), [], []
+    recorder, true, sums = FrameworkRecorder(Cadence(1, 0, 0)), [], []
     recorder.backward = lambda path, values: sums.append(float(values.floats().sum()))
     with watching(recorder, ControlSettings()):
         for _ in range(2):
@@ -129,7 +129,7 @@ def accumulated() -> list[float | None]:
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
-    recorder = Recorder(Cadence(0, 0, 0))
+    recorder = FrameworkRecorder(Cadence(0, 0, 0))
     with watching(recorder, ControlSettings()):
         for _ in range(9):
             with tf.GradientTape() as tape:
@@ -146,7 +146,7 @@ def main() -> None:
     for make in (sequential, functional, Overflowing):
         for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
             plain = train(make, policy)
-            recorder = Recorder(Cadence(1, 0, 0))
+            recorder = FrameworkRecorder(Cadence(1, 0, 0))
             with watching(recorder, ControlSettings()) as notes:
                 seen = train(make, policy)
             cases[f"{make.__name__} {policy}"] = {
@@ -159,7 +159,7 @@ def main() -> None:
     every = ControlSettings(
         "fp32", 4.0, 2.0, 3, 0.5, 1e-4, ("a",), True
     )  # all controls at once: they must all come off again
-    with watching(Recorder(Cadence(0, 0, 0)), every):
+    with watching(FrameworkRecorder(Cadence(0, 0, 0)), every):
         changed = [vars(o).get(n) is not b for (o, n), b in zip(PATCHED, before, strict=True)]
     after = [vars(owner).get(name) for owner, name in PATCHED]
     left = [f"{o.__name__}.{n}" for (o, n), b, a in zip(PATCHED, before, after, strict=True)

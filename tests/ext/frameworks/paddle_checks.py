@@ -20,7 +20,7 @@ import paddle
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.networks import network
 from ampscope.ext.frameworks.paddle import Watch, WatchCallback
-from ampscope.ext.frameworks.paddle.adapter import Training
+from ampscope.ext.frameworks.paddle.adapter import PaddleTraining
 from ampscope.ext.frameworks.paddle.applied_settings import Scalers
 from ampscope.ext.frameworks.paddle.decorated import HalfParameters
 from ampscope.ext.frameworks.paddle.emulation import Emulation
@@ -37,7 +37,7 @@ from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.ext.frameworks.paddle.rounding import MARK
 from ampscope.ext.frameworks.paddle.seen_ops import OpCounts, OpRun
 from ampscope.ext.frameworks.paddle.shared_networks import model_of
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.patches import Patches
 from ampscope.records import Cadence, RunSpec
 
@@ -136,7 +136,7 @@ def plans(folder: Path) -> dict[str, Any]:
         spec = RunSpec(workload=name, precision="fp32")
 
         def train(spec: RunSpec = spec) -> None:
-            training = Training(spec)
+            training = PaddleTraining(spec)
             training.step(*next(training.batches))
 
         plan = planned(train)
@@ -150,12 +150,12 @@ def plans(folder: Path) -> dict[str, Any]:
 def _emulated(name: str, level: str) -> set[str]:
     """What ran in one training step: "layer|op|dtype|count" up to the backward pass."""
     with contextlib.ExitStack() as stack:
-        recorder = Recorder(Cadence(0, 1, 0))
+        recorder = FrameworkRecorder(Cadence(0, 1, 0))
         stack.enter_context(watching(recorder, ControlSettings()))
         spec = RunSpec(
             workload=name, precision="fp16-noscaler", framework="paddle", args=(f"--level={level}",)
         )
-        training = Training(spec)
+        training = PaddleTraining(spec)
         training.step(*next(training.batches))
         measured = recorder.take()
     layers = {module.index: module.path for module in measured.modules}
@@ -172,8 +172,12 @@ def fp32_untouched(folder: Path) -> dict[str, Any]:
         ends = []
         for watched in (False, True):
             paddle.seed(0)
-            with watching(Recorder(Cadence(1, 1, 0)), ControlSettings()) if watched else _nothing():
-                training = Training(RunSpec(workload=name, precision="fp32"))
+            with (
+                watching(FrameworkRecorder(Cadence(1, 1, 0)), ControlSettings())
+                if watched
+                else _nothing()
+            ):
+                training = PaddleTraining(RunSpec(workload=name, precision="fp32"))
                 for _ in range(4):
                     training.step(*next(training.batches))
             ends.append([p.numpy() for p in training.model.parameters()])
@@ -185,9 +189,12 @@ def put_back(folder: Path) -> dict[str, Any]:
     """Which attributes of Paddle are other objects after a watched fp16 training than before."""
     before = _attributes()
     settings = ControlSettings(lr_factor=2.0, eps=1e-4, add_scaler=True)
-    with contextlib.suppress(ZeroDivisionError), watching(Recorder(Cadence(1, 1, 0)), settings):
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        watching(FrameworkRecorder(Cadence(1, 1, 0)), settings),
+    ):
         changed = sum(value is not before.get(key) for key, value in _attributes().items())
-        training = Training(RunSpec(workload="mlp", precision="fp16", args=("--level=O2",)))
+        training = PaddleTraining(RunSpec(workload="mlp", precision="fp16", args=("--level=O2",)))
         training.step(*next(training.batches))
         raise ZeroDivisionError
     after = _attributes()
@@ -211,7 +218,7 @@ def _attributes() -> dict[str, Any]:
 
 def losses(folder: Path) -> dict[str, Any]:
     """Losses as they are recorded of backward passes of every kind, and as they are."""
-    recorder, true = Recorder(Cadence(0, 0, 0)), []
+    recorder, true = FrameworkRecorder(Cadence(0, 0, 0)), []
     with watching(recorder, ControlSettings()):
         model = paddle.nn.Linear(4, 1)
         optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
@@ -267,7 +274,7 @@ def watch(folder: Path) -> dict[str, Any]:
     with Patches() as patches, Emulation(OpenRegion()).active():
         Scalers(ControlSettings(), on_cpu=True).put_on(patches)
         spec = RunSpec(workload="mlp", precision="fp16", args=("--loop=minimize",))
-        training = Training(spec)
+        training = PaddleTraining(spec)
         training.scaler.set_init_loss_scaling(2.0**30)
         scales = []
         with Watch(histograms_every=5, store=store, label="watched") as run:

@@ -28,8 +28,8 @@ from ampscope.ext.frameworks import recorder as writing_room
 from ampscope.ext.frameworks.adapters import parse
 from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.networks import NAMES, network
-from ampscope.ext.frameworks.recorder import Recorder, StepFacts
-from ampscope.ext.frameworks.tensors import Values, count_into, square_sum
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, StepFacts
+from ampscope.ext.frameworks.tensors import TensorBits, count_into, square_sum
 from ampscope.launcher.launch import checked, launch
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.observations import Outcome
@@ -140,7 +140,7 @@ def test_counts_are_those_of_the_oracle(monkeypatch, dtype, compiled: bool) -> N
         spread = generator.standard_normal(5000) * 10.0 ** generator.integers(-40, 30, 5000)
         array = np.concatenate([spread, SPECIAL]).astype(dtype)
     row = np.zeros(RAW_LEN, np.int64)
-    count_into(Values.of(array.reshape(1, -1)), row)
+    count_into(TensorBits.of(array.reshape(1, -1)), row)
     assert row.tolist() == row_of(array.astype(np.float64).tolist()).tolist()
 
 
@@ -150,22 +150,22 @@ def test_bf16_bits_are_bf16(monkeypatch) -> None:
     tensor = torch.tensor([1.5, -0.0, math.inf, 1e-40, 3e38, math.nan]).bfloat16()
     bits = tensor.view(torch.int16).numpy().view(np.uint16)
     row = np.zeros(RAW_LEN, np.int64)
-    count_into(Values.bf16(bits), row)
+    count_into(TensorBits.bf16(bits), row)
     assert row.tolist() == row_of(tensor.double().tolist()).tolist()
     assert [row[i] for i in (POS_ZERO, NEG_ZERO, NAN, POS_INF, NEG_INF)] == [0, 1, 1, 1, 0]
 
 
 def test_integers_are_refused() -> None:
     with pytest.raises(TypeError, match="floating-point"):
-        Values.of(np.arange(3))
+        TensorBits.of(np.arange(3))
 
 
-def fp32(*numbers: float) -> Values:
-    return Values.of(np.array(numbers, np.float32))
+def fp32(*numbers: float) -> TensorBits:
+    return TensorBits.of(np.array(numbers, np.float32))
 
 
 def test_a_step_is_recorded_with_unscaled_gradients() -> None:
-    recorder = Recorder(Cadence())
+    recorder = FrameworkRecorder(Cadence())
     recorder.step(
         StepFacts(
             loss=2.0,
@@ -190,7 +190,7 @@ def test_a_step_is_recorded_with_unscaled_gradients() -> None:
     assert set(frames) == {Role.WEIGHT, Role.WEIGHT_GRAD, Role.UPDATE}
 
 
-def forward(recorder: Recorder, call: LayerCall) -> None:
+def forward(recorder: FrameworkRecorder, call: LayerCall) -> None:
     """As adapters record a call."""
     recorder.bad_layers.called(call)
     if recorder.outputs(call.path, call.type, call.outputs, call.is_training):
@@ -198,9 +198,9 @@ def forward(recorder: Recorder, call: LayerCall) -> None:
 
 
 def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
-    recorder = Recorder(Cadence())
-    half = Values.of(np.array([300.0], np.float16))
-    overflown = Values.of(np.array([np.inf], np.float16))
+    recorder = FrameworkRecorder(Cadence())
+    half = TensorBits.of(np.array([300.0], np.float16))
+    overflown = TensorBits.of(np.array([np.inf], np.float16))
     call = LayerCall(
         "fc1", "Dense", "linear", (half,), (overflown,), "fp16", "train.py:3",
         in_fp32=lambda: fp32(90000.0),
@@ -218,10 +218,10 @@ def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
 def test_what_holds_a_bad_layer_is_not_blamed_and_what_is_named_like_it_is() -> None:
     """Against every prefix spelled out, on trees with names that begin alike."""
     rng = np.random.default_rng(3)
-    bad, good = Values.of(np.array([np.inf], np.float16)), Values.of(np.ones(1, np.float16))
+    bad, good = TensorBits.of(np.array([np.inf], np.float16)), TensorBits.of(np.ones(1, np.float16))
     for _ in range(50):
         names = [".".join(rng.choice(["a", "ab", "0"], rng.integers(0, 4))) for _ in range(12)]
-        recorder, blamed = Recorder(Cadence()), list[str]()
+        recorder, blamed = FrameworkRecorder(Cadence()), list[str]()
         for at, path in enumerate(names):
             inside = f"{path}." if path else ""
             if not any(n != path and n.startswith(inside) for n in names[:at]):
@@ -251,11 +251,11 @@ class _Clock:
 
 
 def test_writing_takes_its_share_however_slow_the_store_is(monkeypatch) -> None:
-    clock, recorder = _Clock(), Recorder(Cadence())
+    clock, recorder = _Clock(), FrameworkRecorder(Cadence())
     monkeypatch.setattr(writing_room, "time", clock)
     writing = writing_room.Writing(None, keeps_evidence=True)  # type: ignore[arg-type]
 
-    def write(recorder: Recorder, outcome: object) -> None:
+    def write(recorder: FrameworkRecorder, outcome: object) -> None:
         clock.now += 4.0
         clock.written_s += 4.0
 
@@ -271,13 +271,13 @@ def evidence(failing: bool) -> Evidence:
     """An overflow in one layer in fp16, none in fp32."""
 
     def run(control: str, bad: bool) -> RunView:
-        recorder = Recorder(Cadence())
+        recorder = FrameworkRecorder(Cadence())
         for step in range(6):
             out = np.array([np.inf if bad else 1.0], np.float16)
             dtype = "fp32" if control == "fp32" else "fp16"
             forward(
                 recorder,
-                LayerCall("fc1", "Dense", "linear", (fp32(300.0),), (Values.of(out),), dtype,
+                LayerCall("fc1", "Dense", "linear", (fp32(300.0),), (TensorBits.of(out),), dtype,
                           in_fp32=lambda: fp32(90000.0))
             )  # fmt: skip
             loss = math.nan if bad else 1.0 / (step + 1)

@@ -10,15 +10,15 @@ import pytest
 from ampscope.analysis.root_op import ForwardClass, forward_class, silent_suspects
 from ampscope.analysis.run_view import RunView
 from ampscope.ext.frameworks.bad_layers import LayerCall
-from ampscope.ext.frameworks.recorder import Recorder, StepFacts
-from ampscope.ext.frameworks.tensors import Values, is_there, is_vanished
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, StepFacts
+from ampscope.ext.frameworks.tensors import TensorBits, is_there, is_vanished
 from ampscope.records import Cadence
 
 STEPS = 6
 
 
-def half(*numbers: float, times: int = 16) -> Values:
-    return Values.of(np.array(numbers * times, np.float16))
+def half(*numbers: float, times: int = 16) -> TensorBits:
+    return TensorBits.of(np.array(numbers * times, np.float16))
 
 
 @pytest.mark.parametrize(
@@ -30,27 +30,27 @@ def half(*numbers: float, times: int = 16) -> Values:
         ([half(*[0.0] * 19, 1.0)], True),
         ([half(0.0), half(1.0)], False),
         ([half(0.0, times=3)], False),  # too few to say
-        ([Values.of(np.zeros(64, np.float32))], True),  # an fp32 op behind the infinity
+        ([TensorBits.of(np.zeros(64, np.float32))], True),  # an fp32 op behind the infinity
         ([], False),
     ],
 )
-def test_an_output_that_has_vanished(outputs: list[Values], vanished: bool) -> None:
+def test_an_output_that_has_vanished(outputs: list[TensorBits], vanished: bool) -> None:
     assert is_vanished(outputs) is vanished
 
 
 def test_a_few_zeros_among_the_elements_that_are_looked_at_first_do_not_mislead() -> None:
     bits = np.ones(64 * 100, np.float16)
     bits[::100] = 0  # exactly the sample
-    assert not is_vanished([Values.of(bits)])
-    assert is_there(Values.of(bits))
+    assert not is_vanished([TensorBits.of(bits)])
+    assert is_there(TensorBits.of(bits))
 
 
-def share(closer: Callable[[], LayerCall | None], given: Values) -> LayerCall:
+def share(closer: Callable[[], LayerCall | None], given: TensorBits) -> LayerCall:
     return LayerCall("share", "Share", "layer", (given,), (half(0.0),), "fp16", closer=closer)
 
 
-def trained(call: LayerCall) -> Recorder:
-    recorder = Recorder(Cadence())
+def trained(call: LayerCall) -> FrameworkRecorder:
+    recorder = FrameworkRecorder(Cadence())
     for step in range(STEPS):
         recorder.bad(call)
         recorder.step(StepFacts(loss=1.0 - step / 10, scale=None, skipped=False, lr=0.1))
@@ -81,7 +81,7 @@ def test_zeros_that_came_in_are_nobodys_fault() -> None:
     assert looks == []
 
 
-def product(right: Values, weights: tuple[Values, ...]) -> ForwardClass:
+def product(right: TensorBits, weights: tuple[TensorBits, ...]) -> ForwardClass:
     """Of a bad product inside a layer that has ``weights``, and whose result goes to a softmax."""
     left, out = half(270.0), half(np.inf)
     op = LayerCall(
@@ -90,15 +90,15 @@ def product(right: Values, weights: tuple[Values, ...]) -> ForwardClass:
     layer = LayerCall(
         "mix", "Mix", "layer", (left,), (out,), "fp16", closer=lambda: op, weights=lambda: weights
     )
-    recorder = Recorder(Cadence())
+    recorder = FrameworkRecorder(Cadence())
     recorder.bad(layer)
     (found,) = recorder.bad_layers.records()
     return forward_class(found)
 
 
 def test_queries_times_keys_are_logits_and_a_product_with_a_weight_is_not() -> None:
-    kernel = Values.of(np.full(16, 266.6, np.float32))
+    kernel = TensorBits.of(np.full(16, 266.6, np.float32))
     keys = half(266.6)
     assert product(keys, ()) is ForwardClass.ATTENTION
-    assert product(keys, (Values.of(np.full(16, 0.1, np.float32)),)) is ForwardClass.ATTENTION
+    assert product(keys, (TensorBits.of(np.full(16, 0.1, np.float32)),)) is ForwardClass.ATTENTION
     assert product(keys, (kernel,)) is ForwardClass.ACTIVATION  # its cast to half

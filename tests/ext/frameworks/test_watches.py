@@ -14,8 +14,8 @@ import pytest
 
 from ampscope.errors import BadInput, StoreError
 from ampscope.ext.frameworks import watch_run
-from ampscope.ext.frameworks.recorder import Recorder, StepFacts
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, StepFacts
+from ampscope.ext.frameworks.tensors import TensorBits
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.records import Cadence, Machine, RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
@@ -46,8 +46,8 @@ def until(told: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def step(recorder: Recorder) -> None:
-    gradient = {"fc.weight": Values.of(np.ones(3, np.float32))}
+def step(recorder: FrameworkRecorder) -> None:
+    gradient = {"fc.weight": TensorBits.of(np.ones(3, np.float32))}
     recorder.step(StepFacts(loss=1.0, scale=8.0, skipped=False, lr=0.1, gradients=gradient))
 
 
@@ -63,7 +63,7 @@ def test_options_are_the_same_for_every_framework(tmp_path: Path, monkeypatch) -
 
 def test_a_store_that_fails_ends_the_recording_and_not_the_training(tmp_path: Path) -> None:
     run = opened(tmp_path / "runs.db")
-    recorder = Recorder(Cadence(1, 0, 0), run.keep)
+    recorder = FrameworkRecorder(Cadence(1, 0, 0), run.keep)
     flush, failures = run.writer.flush, iter([StoreError("The disk is full.")])
 
     def failing() -> None:
@@ -104,7 +104,7 @@ def test_a_run_without_steps_is_alive(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed there")
 def test_nothing_stays_open_and_no_memory_grows(tmp_path: Path) -> None:
     run = opened(tmp_path / "runs.db")
-    recorder = Recorder(Cadence(0, 0, 0), run.keep)
+    recorder = FrameworkRecorder(Cadence(0, 0, 0), run.keep)
     run._now = lambda: float(recorder.steps)  # type: ignore[method-assign]  # a second a step
     for _ in range(300):
         step(recorder)

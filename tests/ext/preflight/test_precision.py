@@ -9,12 +9,12 @@ import torch
 
 from ampscope.ext.preflight.checks import check_source
 from ampscope.ext.preflight.half_parameters import HALF_ULP, SMALLEST_FP16
-from ampscope.ext.preflight.source import Source
+from ampscope.ext.preflight.source import SourceFile
 
 
 def codes(text: str) -> list[str]:
     head = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
-    return [f.code.code for f in check_source(Source("t.py", head + textwrap.dedent(text)))]
+    return [f.code.code for f in check_source(SourceFile("t.py", head + textwrap.dedent(text)))]
 
 
 def test_the_smallest_fp16_number_is_pytorch_s() -> None:
@@ -352,9 +352,9 @@ def train(loss):
     scaler.step(optimizer)
     scaler.update()
 """
-    found = [f.code.code for f in check_source(Source("t.py", text))]
+    found = [f.code.code for f in check_source(SourceFile("t.py", text))]
     assert found == ["AMP022"]
-    assert check_source(Source("t.py", text.replace(".half()", ""))) == []
+    assert check_source(SourceFile("t.py", text.replace(".half()", ""))) == []
 
 
 def test_a_state_that_is_loaded_into_a_scaler_that_does_not_scale() -> None:
@@ -369,8 +369,8 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
-    assert [f.code.code for f in check_source(Source("t.py", text))] == ["AMP021"]
-    assert check_source(Source("t.py", text.replace("restored", "scaler"))) == []
+    assert [f.code.code for f in check_source(SourceFile("t.py", text))] == ["AMP021"]
+    assert check_source(SourceFile("t.py", text.replace("restored", "scaler"))) == []
 
 
 HELD = """

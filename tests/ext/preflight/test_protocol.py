@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from ampscope.ext.preflight.checks import check_source
-from ampscope.ext.preflight.source import Source
+from ampscope.ext.preflight.source import SourceFile
 
 HEAD = """
 import torch
@@ -36,7 +36,9 @@ def loop(body: str) -> str:
 def codes(text: str) -> list[tuple[str, str]]:
     """Code and text of the line of each finding."""
     lines = text.split("\n")
-    return [(f.code.code, lines[f.line - 1].strip()) for f in check_source(Source("t.py", text))]
+    return [
+        (f.code.code, lines[f.line - 1].strip()) for f in check_source(SourceFile("t.py", text))
+    ]
 
 
 RAISES = {
@@ -598,7 +600,7 @@ def test_a_conditional_expression_that_is_wrong_is_found() -> None:
         scaler.update()
         """
     )
-    (found,) = check_source(Source("t.py", text))
+    (found,) = check_source(SourceFile("t.py", text))
     assert (found.code.code, found.edits) == ("AMP016", ())  # the line does more than the fault
 
 

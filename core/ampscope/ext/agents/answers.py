@@ -100,7 +100,7 @@ def preflight(result: Result, diff: str, offset: int, limit: int) -> Preflight:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceAnswer:
     """One measurement that a finding rests on."""
 
     name: str
@@ -125,7 +125,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class CauseAnswer:
     """One finding; the first of a verdict is the root cause."""
 
     code: str  # AMP001: read ampscope://rules/AMP001
@@ -137,7 +137,7 @@ class Cause:
     step: int | None
     line: str | None  # FILE:LINE
     explanation: str
-    evidence: list[Evidence]  # read_verdict pages through it
+    evidence: list[EvidenceAnswer]  # read_verdict pages through it
     evidence_total: int
     fix: Remedy
     consequences: list[str]  # causes that follow from this one
@@ -154,7 +154,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictAnswer:
     """What a diagnosis concluded. ``verdict`` is fault, no_fault or inconclusive; ``reason`` says
     why it is inconclusive."""
 
@@ -165,7 +165,7 @@ class Verdict:
     reason: str
     scope: str
     symptoms: list[str]
-    findings: list[Cause]  # 5 at most
+    findings: list[CauseAnswer]  # 5 at most
     findings_total: int
     latent: list[str]  # causes of numbers that are lost without harm so far
     controls: dict[str, bool | None]  # fp32, bf16: whether they are healthy; null: not run
@@ -174,20 +174,20 @@ class Verdict:
     next_offset: int | None  # of the evidence of the findings
 
 
-def read_verdict(reader: Reader, run_id: str, offset: int, limit: int) -> Verdict:
+def read_verdict(reader: Reader, run_id: str, offset: int, limit: int) -> VerdictAnswer:
     """The verdict of the diagnosis that the run belongs to, with its evidence from ``offset`` on.
     Raises BadInput for a run of no diagnosis, or one whose baseline has not ended."""
     check_page(offset, limit)
     return verdict(finite(document(load_diagnosis(reader, run_id))), offset, limit)
 
 
-def verdict(told: dict[str, Any], offset: int = 0, limit: int = MOST_EVIDENCE) -> Verdict:
+def verdict(told: dict[str, Any], offset: int = 0, limit: int = MOST_EVIDENCE) -> VerdictAnswer:
     """The causes, evidence and fixes of a diagnosis, from its JSON document ``told``
     (:mod:`ampscope.render.contract`); ``offset`` and ``limit`` page through the evidence."""
     causes = [_cause(f, offset, limit) for f in told["findings"][:MOST_FINDINGS]]
     longest = max((c.evidence_total for c in causes), default=0)
     headline = told["precision"]["headline"] if told["precision"] else ""
-    return Verdict(
+    return VerdictAnswer(
         run=told["runs"].get("as_is", ""),
         script=line(told["script"], 1000),
         verdict=told["verdict"],
@@ -205,10 +205,10 @@ def verdict(told: dict[str, Any], offset: int = 0, limit: int = MOST_EVIDENCE) -
     )
 
 
-def _cause(found: dict[str, Any], offset: int, limit: int) -> Cause:
+def _cause(found: dict[str, Any], offset: int, limit: int) -> CauseAnswer:
     fix = found["fix"]
     evidence = [
-        Evidence(line(m["name"]), m["value"], m["threshold"], m["run"], m["step"])
+        EvidenceAnswer(line(m["name"]), m["value"], m["threshold"], m["run"], m["step"])
         for m in found["evidence"][offset : offset + limit]
     ]
     remedy = Remedy(
@@ -216,7 +216,7 @@ def _cause(found: dict[str, Any], offset: int, limit: int) -> Cause:
         fix["verified"], visible(fix["verification"]), fix["control"],
     )  # fmt: skip
     places = {name: _named(found[name]) for name in ("module", "op", "phase", "line")}
-    return Cause(
+    return CauseAnswer(
         code=found["code"],
         cause=found["cause"],
         severity=found["severity"],

@@ -26,7 +26,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from ampscope import __version__
-from ampscope.causes import CAUSES, Cause, Code, find_cause
+from ampscope.causes import CAUSES, Cause, StableCode, find_cause
 from ampscope.cli.tables import run_as_json
 from ampscope.cli.zoo import explained, explained_code
 from ampscope.control import BASELINE, INTERVENTIONS, Control
@@ -141,7 +141,7 @@ def _add_diagnose(server: AgentServer, store: Path, folders: Folders, turns: _Tu
         script: str, context: Context[Any, Any], args: list[str] | None = None,
         steps: int | None = None, time_limit_s: float = 120.0, policy: str = "auto",
         device: str = USUAL, verify: bool = True, folder: str = "",
-    ) -> answers.Verdict:  # fmt: skip
+    ) -> answers.VerdictAnswer:  # fmt: skip
         """Run a training script several times (unchanged, in fp32, in bf16, with fixes) and say why
         it diverges or does not learn under mixed precision, with a fix that was seen to work. Takes
         half a minute to several minutes; progress is reported and the call can be cancelled. Files
@@ -253,7 +253,7 @@ def _add_reading(server: AgentServer, store: Path, folders: Folders) -> None:
     @server.tool(title="Read a verdict", annotations=READS, structured_output=True)
     async def read_verdict(
         run_id: str, offset: int = 0, limit: int = answers.MOST_EVIDENCE
-    ) -> answers.Verdict:
+    ) -> answers.VerdictAnswer:
         """The verdict of a recorded diagnosis, as it was concluded. `run_id`: any of its runs.
         `offset` and `limit` page through the evidence of each finding."""
         return await _reading(store, lambda r: answers.read_verdict(r, run_id, offset, limit))
@@ -380,7 +380,7 @@ def _add_resources(server: AgentServer, store: Path) -> None:
     async def rules() -> str:
         """Every root cause of a diagnosis and every code of preflight, one per line."""
         own = [code for code in CODES.values() if code.name not in CAUSES]
-        listed: list[Cause | Code] = [*CAUSES.values(), *own]
+        listed: list[Cause | StableCode] = [*CAUSES.values(), *own]
         return "\n".join(f"{known.code} {known.name}: {known.title}" for known in listed)
 
     @server.resource("ampscope://rules/{code}", title="One rule", mime_type="text/plain")

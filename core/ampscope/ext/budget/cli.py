@@ -178,13 +178,13 @@ def _junit(outcomes: Sequence[BudgetOutcome]) -> str:
     return junit.document(
         "ampscope budget",
         "budget",
-        [junit.Case(o.name, kinds[o.kept], o.sentence) for o in outcomes],  # type: ignore[arg-type]  # one of the three
+        [junit.TestCase(o.name, kinds[o.kept], o.sentence) for o in outcomes],  # type: ignore[arg-type]  # one of the three
     )
 
 
 def _sarif(outcomes: Sequence[BudgetOutcome], script: Path) -> dict[str, object]:
     rules = [
-        sarif.Rule(code, name, title, f"The budget {name} of pyproject.toml.", title, "error")
+        sarif.SarifRule(code, name, title, f"The budget {name} of pyproject.toml.", title, "error")
         for name, (code, title) in _CODES.items()
     ]
     shown = os.path.relpath(script)

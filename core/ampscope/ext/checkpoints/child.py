@@ -64,7 +64,7 @@ _OF_A_TENSOR = 64  # characters that a tensor counts for beside its name
 _TOO_MUCH_MEMORY = "opening it took more memory than is allowed for its size"
 
 
-class Damaged(Exception):  # noqa: N818  # says what happened
+class DamagedFile(Exception):  # noqa: N818  # says what happened
     """The file is none that torch.save wrote whole; says why, to follow a colon."""
 
 
@@ -73,7 +73,7 @@ class Beyond(Exception):  # noqa: N818  # says what happened
 
 
 class Walk:
-    """Collects tensors and parameter groups of what was loaded. Raises Damaged, Beyond."""
+    """Collects tensors and parameter groups of what was loaded. Raises DamagedFile, Beyond."""
 
     def __init__(self, path: Path, scratch: Path, records: Mapping[int, int] | None) -> None:
         """``records``: sizes of the archive's entries by their offset; None of older files."""
@@ -179,7 +179,7 @@ class Walk:
     def _count(self, characters: int) -> None:
         self._names -= characters
         if self._names < 0:
-            raise Damaged("it names more tensors than its size allows")
+            raise DamagedFile("it names more tensors than its size allows")
 
     def _tensor(self, tensor: Tensor, name: str, kind: str) -> None:
         tensor = tensor.detach()
@@ -240,7 +240,7 @@ class Walk:
             if begin <= address < end:
                 found = address - begin + offset
                 if self._records is not None and size > self._records.get(found, 0):
-                    raise Damaged("a tensor claims more elements than its storage holds")
+                    raise DamagedFile("a tensor claims more elements than its storage holds")
                 # torch has turned the bytes round in memory, not in the file.
                 return None if self._is_swapped else found
         return None
@@ -250,7 +250,7 @@ class Walk:
         if what not in self._aside:
             self._disk -= numbers.numel()
             if self._disk < 0:
-                raise Damaged("its tensors claim more than its size")
+                raise DamagedFile("its tensors claim more than its size")
             self._aside[what] = self._end
             with self._scratch.open("ab") as file:
                 for start in range(0, numbers.numel(), 1 << 24):
@@ -295,8 +295,8 @@ def _mappings(path: Path) -> list[tuple[int, int, int]]:
 
 
 def _records(path: Path) -> dict[int, int]:
-    """Size of each storage of an archive by its offset in the file. Raises Damaged where torch did
-    not write it: torch itself believes what the pickle says."""
+    """Size of each storage of an archive by its offset in the file. Raises DamagedFile where torch
+    did not write it: torch itself believes what the pickle says."""
     found = {}
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -304,12 +304,12 @@ def _records(path: Path) -> dict[int, int]:
             for entry in entries:
                 found[_begin(file, entry)] = entry.file_size
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        raise Damaged("its table of contents is missing or damaged: it was cut short") from None
+        raise DamagedFile("its table of contents is missing or damaged: it was cut short") from None
     if not any(entry.filename.endswith("/data.pkl") for entry in entries):
-        raise Damaged("it has no data.pkl")
+        raise DamagedFile("it has no data.pkl")
     # torch writes entries as they are; a compressed one could unpack to any size.
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise Damaged("an entry is compressed")
+        raise DamagedFile("an entry is compressed")
     return found
 
 
@@ -343,7 +343,7 @@ def _refuse_tar(path: Path) -> None:
         tarfile.open(path, "r:").close()
     except tarfile.TarError:
         return
-    raise Damaged("it is a tar file, as only torch before 0.1.10 wrote it")
+    raise DamagedFile("it is a tar file, as only torch before 0.1.10 wrote it")
 
 
 def read(path: Path, scratch: Path) -> dict[str, Any]:
@@ -362,7 +362,7 @@ def read(path: Path, scratch: Path) -> dict[str, Any]:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         walk = Walk(path, scratch, records)
         walk.all(loaded)
-    except Damaged as error:
+    except DamagedFile as error:
         return {"damaged": str(error)}
     except Beyond as error:
         return {"beyond": str(error)}

@@ -34,10 +34,10 @@ from ampscope.errors import BadInput
 from ampscope.ext.diff import words
 from ampscope.ext.diff.runs import (
     REPEATS,
+    DiffOptions,
     DiffResult,
-    Options,
+    NewRun,
     Recorded,
-    Side,
     ids_of,
     recorded,
     run_diff,
@@ -152,10 +152,10 @@ def diff(
             memory_limit_mib=memory_limit, precision=BASELINE, group=secrets.token_hex(4),
         )  # fmt: skip
         changes = _Changes(variables, with_args, under, python, against, commits)
-        options = Options(repeats, seeds, tolerance, allow_rounding)
+        options = DiffOptions(repeats, seeds, tolerance, allow_rounding)
         with contextlib.ExitStack() as stack:
             a, b = changes.sides(stack, spec, first, rest, store)
-            if isinstance(a, Side) or isinstance(b, Side):
+            if isinstance(a, NewRun) or isinstance(b, NewRun):
                 say_unused_gpu()
             result = run_diff(a, b, store, options, say)
     except (Exception, KeyboardInterrupt) as error:  # status 1 or 2 would be "different" in bisect
@@ -212,7 +212,7 @@ class _Changes:
         first: str,
         rest: tuple[str, ...],
         store: Path,
-    ) -> tuple[Side | Recorded, Side | Recorded]:
+    ) -> tuple[NewRun | Recorded, NewRun | Recorded]:
         """A and B."""
         if self.says_what_b_is:
             second, args = first, rest
@@ -268,7 +268,7 @@ def _side(
     args: tuple[str, ...],
     revision: str,
     store: Path,
-) -> Side | Recorded:
+) -> NewRun | Recorded:
     if not revision and not os.path.lexists(named) and ids_of([named], store):
         with Reader(store) as reader:
             return recorded(reader, named)
@@ -281,7 +281,7 @@ def _side(
     path = checked_script(str(script))
     if framework_of(Path(path)) != TORCH:
         raise BadInput(f"{named} trains with another framework; ampscope diff compares torch.")
-    return Side(replace(spec, workload=path, args=args, label=name), name, folder=folder)
+    return NewRun(replace(spec, workload=path, args=args, label=name), name, folder=folder)
 
 
 def _write(out: Path | None, parts: dict[str, object]) -> None:

@@ -71,7 +71,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class TensorValues:
     """One run's tensors by step and role, in order."""
 
     rows: dict[tuple[int, str], dict[_Key, Held]]
@@ -127,7 +127,7 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DifferentSetting:
     """Something around the runs that is not the same; "" where it is not set."""
 
     name: str
@@ -136,7 +136,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class LossDifference:
+class LossGap:
     """The mean loss over the last fifth of the common steps, and how far runs with other seeds lie
     apart there."""
 
@@ -171,13 +171,13 @@ class RunDiff:
     tensors: int  # that were compared
     blind_from: int | None  # step from which noise hides everything
     ledger: tuple[LedgerRow, ...]
-    settings: tuple[Setting, ...]
-    loss: LossDifference | None
+    settings: tuple[DifferentSetting, ...]
+    loss: LossGap | None
     only_first: tuple[str, ...]  # modules
     only_second: tuple[str, ...]
 
 
-def values_of(observations: Sequence[Observation]) -> Values:
+def values_of(observations: Sequence[Observation]) -> TensorValues:
     """What a run's observations hold for a comparison."""
     rows: dict[tuple[int, str], dict[_Key, Held]] = {}
     steps = [o for o in observations if isinstance(o, OptimizerStep)]
@@ -191,7 +191,7 @@ def values_of(observations: Sequence[Observation]) -> Values:
             rows[step.step, "loss"] = {("loss", 0): _number(step.loss)}
     around = [o for o in observations if isinstance(o, Surroundings)]
     outcomes = [o for o in observations if isinstance(o, Outcome)]
-    return Values(
+    return TensorValues(
         rows,
         tuple(a.step for a in steps),
         tuple(a.loss for a in steps),
@@ -202,8 +202,8 @@ def values_of(observations: Sequence[Observation]) -> Values:
 
 
 def with_histograms(
-    values: Values, modules: Sequence[ModuleRecord], frames: Sequence[Frame]
-) -> Values:
+    values: TensorValues, modules: Sequence[ModuleRecord], frames: Sequence[Frame]
+) -> TensorValues:
     """The values of a run without digests: its exponent histograms, one row a module, stand in."""
     paths = {m.index: m.path for m in modules}
     rows = dict(values.rows)
@@ -296,7 +296,7 @@ class Noise:
     """How far repeats of one run lie apart, by role and step: a step of the optimizer enlarges what
     was a last bit in the activations before it."""
 
-    def __init__(self, repeats: Sequence[Values]) -> None:
+    def __init__(self, repeats: Sequence[TensorValues]) -> None:
         self._by_role: dict[str, dict[int, float]] = {role: {} for role in ROLES}
         self.first_name = ""
         self.starts_alike = True  # what no op computed yet is the same in all repeats
@@ -307,7 +307,7 @@ class Noise:
         largest = max((d for _, d in noisy), default=0.0)
         self.level = NoiseLevel(len(repeats), largest, first, self.first_name)
 
-    def _compare(self, one: Values, other: Values) -> None:
+    def _compare(self, one: TensorValues, other: TensorValues) -> None:
         for step in sorted(set(one.steps) & set(other.steps)):
             for role in ROLES:
                 row, beside = one.row(step, role), other.row(step, role)
@@ -336,10 +336,10 @@ class Noise:
 
 
 def compared(
-    first: Sequence[Values],
-    second: Sequence[Values],
+    first: Sequence[TensorValues],
+    second: Sequence[TensorValues],
     *,
-    seeds: Sequence[Values] = (),
+    seeds: Sequence[TensorValues] = (),
     tolerance: float = 0.0,
     allow_rounding: bool = False,
 ) -> RunDiff:
@@ -370,7 +370,9 @@ def compared(
     return replace(result, verdict=verdict, reason=reason)
 
 
-def _verdict(found: RunDiff, one: Values, other: Values, noise: Noise) -> tuple[str, str]:
+def _verdict(
+    found: RunDiff, one: TensorValues, other: TensorValues, noise: Noise
+) -> tuple[str, str]:
     failed = _failure("A", one) or _failure("B", other)
     if failed:
         return "unknown", failed
@@ -397,7 +399,7 @@ def _verdict(found: RunDiff, one: Values, other: Values, noise: Noise) -> tuple[
     return "same", ""
 
 
-def _failure(name: str, run: Values) -> str:
+def _failure(name: str, run: TensorValues) -> str:
     outcome = run.outcome
     if outcome is None:
         return "" if run.steps else f"{name} recorded no optimizer step."
@@ -413,7 +415,7 @@ def _failure(name: str, run: Values) -> str:
     return ""
 
 
-def _ended(run: Values) -> bool:
+def _ended(run: TensorValues) -> bool:
     return run.outcome is not None and run.outcome.ended in ("returned", "exit")
 
 
@@ -426,7 +428,7 @@ class _Found:
 
 
 def _search(
-    first: Sequence[Values], second: Sequence[Values], noise: Noise, tolerance: float
+    first: Sequence[TensorValues], second: Sequence[TensorValues], noise: Noise, tolerance: float
 ) -> _Found:
     one, other = first[0], second[0]
     found = _Found()
@@ -461,7 +463,9 @@ def _search(
     return found
 
 
-def first_output(one: Values, other: Values, last_step: int, allowed: float) -> Difference | None:
+def first_output(
+    one: TensorValues, other: TensorValues, last_step: int, allowed: float
+) -> Difference | None:
     """The first module, up to a step, whose output differs by more than ``allowed``, where outputs
     were read inside compiled code. What is read there is a module's last tensor, not what it
     returns: one of another size, or with the same numbers in another order, says nothing."""
@@ -478,7 +482,7 @@ def first_output(one: Values, other: Values, last_step: int, allowed: float) -> 
     return None
 
 
-def _telling(run: Values, step: int) -> str:
+def _telling(run: TensorValues, step: int) -> str:
     """The role whose noise says whether anything can still be told."""
     return next((r for r in ("activation", "gradient") if run.row(step, r)), "loss")
 
@@ -518,7 +522,9 @@ def _epsilon(dtype: str) -> float:
     return 0.0 if known is None else known.epsilon
 
 
-def _with_op(made: Difference, one: Values, other: Values, allowed: float) -> Difference:
+def _with_op(
+    made: Difference, one: TensorValues, other: TensorValues, allowed: float
+) -> Difference:
     """With the op that the difference begins with, where ops of this step were recorded."""
     if made.role in ("activation", "loss", "buffer"):
         op = first_op(one.row(made.step, "op"), other.row(made.step, "op"), allowed)
@@ -590,7 +596,7 @@ def _op_difference(
     )
 
 
-def ledger_rows(one: Values, other: Values) -> list[LedgerRow]:
+def ledger_rows(one: TensorValues, other: TensorValues) -> list[LedgerRow]:
     """Tensors whose last dtype is not the same in both runs, or that only one has."""
     sides = [{(e.kind, e.name): e for e in run.ledger} for run in (one, other)]
     if not all(sides):
@@ -604,22 +610,22 @@ def _dtype(entry: DtypeEntry | None) -> str:
     return "" if entry is None else entry.dtype
 
 
-def _settings(one: Values, other: Values) -> list[Setting]:
+def _settings(one: TensorValues, other: TensorValues) -> list[DifferentSetting]:
     names = dict.fromkeys((*one.around, *other.around))
-    found = [Setting(n, one.around.get(n, ""), other.around.get(n, "")) for n in names]
+    found = [DifferentSetting(n, one.around.get(n, ""), other.around.get(n, "")) for n in names]
     return [s for s in found if s.first != s.second]
 
 
-def _modules(run: Values) -> list[str]:
+def _modules(run: TensorValues) -> list[str]:
     rows = [row for (_, role), row in run.rows.items() if role == "activation"]
     return list(dict.fromkeys(name for row in rows for name, _ in row))
 
 
-def _with_weights(*runs: Values) -> set[str]:
+def _with_weights(*runs: TensorValues) -> set[str]:
     return {e.name.rpartition(".")[0] for run in runs for e in run.ledger if e.kind == "parameter"}
 
 
-def _loss(one: Values, other: Values, seeds: Sequence[Values]) -> LossDifference | None:
+def _loss(one: TensorValues, other: TensorValues, seeds: Sequence[TensorValues]) -> LossGap | None:
     ours, theirs = (dict(zip(run.steps, run.losses, strict=True)) for run in (one, other))
     pairs = [
         (step, a, b)
@@ -641,7 +647,7 @@ def _loss(one: Values, other: Values, seeds: Sequence[Values]) -> LossDifference
     spread = max((first, *by_seed)) - min((first, *by_seed)) if by_seed else None
     unequal = (step for step, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b)))
     second = _mean([b for _, _, b in last])
-    return LossDifference(len(last), first, second, next(unequal, None), spread, len(by_seed))
+    return LossGap(len(last), first, second, next(unequal, None), spread, len(by_seed))
 
 
 def _mean(numbers: Sequence[float]) -> float:

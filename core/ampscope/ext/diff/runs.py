@@ -8,8 +8,8 @@
     the ops of one step  where the first difference is not in the step whose ops were recorded
     A with other seeds   on request, where losses differ: how far they lie apart by chance
 
-A side is a script with its arguments, a Python, variables and a folder (:class:`Side`), perhaps in
-a worktree of another commit (:func:`worktree`), or a run that was recorded before.
+A side is a script with its arguments, a Python, variables and a folder (:class:`NewRun`), perhaps
+in a worktree of another commit (:func:`worktree`), or a run that was recorded before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ampscope.control import BASELINE, COMPILED, TAPS
 from ampscope.errors import BadInput
 from ampscope.ext.diff.run_diff import (
     RunDiff,
-    Values,
+    TensorValues,
     compared,
     first_output,
     values_of,
@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class NewRun:
     """A script that is run now."""
 
     spec: RunSpec
@@ -72,13 +72,13 @@ class Recorded:
 
     name: str
     ids: tuple[str, ...]
-    values: tuple[Values, ...]
+    values: tuple[TensorValues, ...]
     policy: str  # under which it ran, as its machine has it
     rehearsed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DiffOptions:
     """What ``ampscope diff`` was asked for."""
 
     repeats: int = REPEATS
@@ -99,7 +99,7 @@ class DiffResult:
 
 
 def run_diff(
-    first: Side | Recorded, second: Side | Recorded, store: Path, options: Options, say: Say
+    first: NewRun | Recorded, second: NewRun | Recorded, store: Path, options: DiffOptions, say: Say
 ) -> DiffResult:
     """Run what is to be run, and compare. Raises BadInput for what cannot be run."""
     first, second = as_recorded(first, second), as_recorded(second, first)
@@ -109,9 +109,9 @@ def run_diff(
         )
 
 
-def as_recorded(side: Side | Recorded, other: Side | Recorded) -> Side | Recorded:
+def as_recorded(side: NewRun | Recorded, other: NewRun | Recorded) -> NewRun | Recorded:
     """``side``, under the rules that a recorded ``other`` ran under."""
-    if isinstance(side, Recorded) or isinstance(other, Side) or side.spec.policy != AUTO:
+    if isinstance(side, Recorded) or isinstance(other, NewRun) or side.spec.policy != AUTO:
         return side
     if other.policy not in _SAME_RULES:
         return side
@@ -149,7 +149,7 @@ def _repeats(one: RunSpec, other: RunSpec) -> bool:
     return asked and OP_STEP in dict(one.settings)
 
 
-def read_values(reader: Reader, info: RunInfo) -> Values:
+def read_values(reader: Reader, info: RunInfo) -> TensorValues:
     """What a stored run holds for a comparison: digests, or histograms where it has none."""
     values = values_of(reader.observations(info.id))
     if not values.steps:
@@ -221,18 +221,18 @@ def _git(folder: Path, *args: str, fails: str = "") -> str:
 class SideRuns:
     """One side: its runs so far, and how to make more with the same process."""
 
-    def __init__(self, side: Side | Recorded, runs: ScriptRuns | None) -> None:
+    def __init__(self, side: NewRun | Recorded, runs: ScriptRuns | None) -> None:
         self._side = side
         self._runs = runs
-        self._baseline = side.control if isinstance(side, Side) else BASELINE
+        self._baseline = side.control if isinstance(side, NewRun) else BASELINE
         self._control = self._baseline
         self.is_live = runs is not None
         self.name = side.name
         self.ids: list[str] = []
-        self.values: list[Values] = []
+        self.values: list[TensorValues] = []
         self.policy = ""  # under which its runs were made
         self.lacks_device = False  # it wants a CUDA device, and there is none
-        self._uncompiled: Values | None = None
+        self._uncompiled: TensorValues | None = None
         if isinstance(side, Recorded):
             self.ids, self.values, self.policy = list(side.ids), list(side.values), side.policy
 
@@ -273,7 +273,7 @@ class SideRuns:
             self._control = COMPILED
             self.ids, self.values = [], []
 
-    def uncompiled(self, ids: list[str], values: list[Values]) -> None:
+    def uncompiled(self, ids: list[str], values: list[TensorValues]) -> None:
         """Without torch.compile again, as in the runs that were made before."""
         self._control, self._uncompiled = self._baseline, None
         self.ids, self.values = ids, values
@@ -284,7 +284,7 @@ class SideRuns:
         outcome = self.values[0].outcome if self.values else None
         return outcome is not None and lacks_cuda(outcome)
 
-    def with_outputs(self) -> Values | None:
+    def with_outputs(self) -> TensorValues | None:
         """A run with torch.compile on and the outputs of its modules: one more, in which they are
         read inside compiled code, or the first of a script that compiles nothing."""
         if self._control != COMPILED or self._uncompiled is not None:
@@ -295,15 +295,15 @@ class SideRuns:
         finally:
             self._control = COMPILED
 
-    def with_ops_of(self, step: int) -> Values | None:
+    def with_ops_of(self, step: int) -> TensorValues | None:
         """One more run, in which the ops of ``step`` are recorded."""
         return self._special({OP_STEP: str(step)})
 
-    def with_seed(self, number: int) -> Values | None:
+    def with_seed(self, number: int) -> TensorValues | None:
         """One more run, in which each seed that the script sets is another."""
         return self._special({SEED_SHIFT: str(number * SEED_STRIDE)})
 
-    def _special(self, changed: Mapping[str, str]) -> Values | None:
+    def _special(self, changed: Mapping[str, str]) -> TensorValues | None:
         if self._runs is None:
             return None
         before = self._runs.spec
@@ -322,12 +322,12 @@ class SideRuns:
         return run
 
 
-def compared_sides(first: SideRuns, second: SideRuns, options: Options, say: Say) -> DiffResult:
+def compared_sides(first: SideRuns, second: SideRuns, options: DiffOptions, say: Say) -> DiffResult:
     """Make the runs that are missing, and compare."""
     return _Plan(first, second, options, say).result((first.name, second.name))
 
 
-def opened(stack: contextlib.ExitStack, side: Side | Recorded, store: Path) -> SideRuns:
+def opened(stack: contextlib.ExitStack, side: NewRun | Recorded, store: Path) -> SideRuns:
     """A side whose runs can be made until ``stack`` ends."""
     if isinstance(side, Recorded):
         return SideRuns(side, None)
@@ -343,11 +343,11 @@ def opened(stack: contextlib.ExitStack, side: Side | Recorded, store: Path) -> S
 class _Plan:
     """Which runs to make, one after another."""
 
-    def __init__(self, first: SideRuns, second: SideRuns, options: Options, say: Say) -> None:
+    def __init__(self, first: SideRuns, second: SideRuns, options: DiffOptions, say: Say) -> None:
         self.first, self.second = first, second
         self.options = options
         self.say = say
-        self.seeds: list[Values] = []
+        self.seeds: list[TensorValues] = []
         self.notes: list[str] = []
 
     def result(self, names: tuple[str, str]) -> DiffResult:

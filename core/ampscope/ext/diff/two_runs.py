@@ -63,7 +63,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class LossParting:
     """How two series of losses compare. Steps are those that both recorded."""
 
     steps: int
@@ -73,7 +73,7 @@ class Parting:
     first_nonfinite: tuple[int | None, int | None]  # of each run, over all of its steps
 
 
-def parting(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Parting:
+def parting(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> LossParting:
     """From which step the losses of two runs differ, and by how much at the end."""
     ours, theirs = (
         {s.step: s.loss for s in steps if s.loss is not None} for steps in (first, second)
@@ -89,14 +89,14 @@ def parting(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Partin
         next((n for n, loss in sorted(losses.items()) if not math.isfinite(loss)), None)
         for losses in (ours, theirs)
     )
-    return Parting(len(common), different, at, apart, (bad[0], bad[1]))
+    return LossParting(len(common), different, at, apart, (bad[0], bad[1]))
 
 
 def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def parting_answer(names: tuple[str, str], found: Parting) -> str:
+def parting_answer(names: tuple[str, str], found: LossParting) -> str:
     """From where two runs of these names differ, in a sentence."""
     if not found.steps:
         return "The two runs have no step in common whose loss both recorded."

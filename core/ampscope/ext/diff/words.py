@@ -12,12 +12,12 @@ from typing import Any
 
 from ampscope.ext.diff.run_diff import (
     Difference,
+    DifferentSetting,
     LedgerRow,
-    LossDifference,
+    LossGap,
     NoiseLevel,
     OpDifference,
     RunDiff,
-    Setting,
     ledger_summary,
 )
 from ampscope.number_words import cut, plural
@@ -83,7 +83,7 @@ def _verdict(found: RunDiff) -> str:
     )
 
 
-def _set_differently(settings: Sequence[Setting]) -> str:
+def _set_differently(settings: Sequence[DifferentSetting]) -> str:
     """``Set differently: optimizer0 eps 1e-08 in A and 1e-06 in B.``"""
     listed = [
         f"{cut(s.name)} {cut(s.first) or 'none'} in A and {cut(s.second) or 'none'} in B"
@@ -187,7 +187,7 @@ def _noise(noise: NoiseLevel) -> str:
     return f"{noise.repeats} runs of A differ by up to {noise.largest:.1e}{where}{name}."
 
 
-def loss_sentence(found: LossDifference) -> str:
+def loss_sentence(found: LossGap) -> str:
     """How far the losses lie apart, and whether another seed does as much."""
     over = (
         f"Over the last {plural(found.steps, 'common step')}" if found.steps > 1 else "At the end"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ampscope.control import BASELINE, Control, Part
+from ampscope.control import BASELINE, Control, ControlPart
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.pythons import framework
 from ampscope.records import Machine, RunSpec
 
@@ -27,11 +27,13 @@ class Adapter(Protocol):
     def machine(self, spec: RunSpec) -> Machine:
         """Where and with what a run of ``spec`` takes place."""
 
-    def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
+    def probe(
+        self, spec: RunSpec, recorder: FrameworkRecorder, is_cancelled: Callable[[], bool]
+    ) -> str:
         """Train a shared network (``networks.py``); a sentence on what is not recorded, or ""."""
 
     def watching(
-        self, recorder: Recorder, settings: ControlSettings
+        self, recorder: FrameworkRecorder, settings: ControlSettings
     ) -> AbstractContextManager[list[str]]:
         """Watch whatever trains inside the block, changed by ``settings``. The list fills with
         sentences on what could not be seen or done. Everything is undone on exit."""
@@ -136,7 +138,7 @@ def parse(control: str) -> ControlSettings:
     return ControlSettings(**changed)
 
 
-def _number(part: Part, kind: type) -> Any:
+def _number(part: ControlPart, kind: type) -> Any:
     try:
         return kind(float(part.value))
     except (ValueError, OverflowError) as error:  # int(inf)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampscope.ext.frameworks.tensors import Values, is_there, largest
+from ampscope.ext.frameworks.tensors import TensorBits, is_there, largest
 from ampscope.observations import BadOp, Operand
 
 MAX_LOOKS = 3  # into a layer whose output has vanished, which may be as it should
@@ -43,14 +43,14 @@ class LayerCall:
     path: str
     type: str
     op: str
-    inputs: tuple[Values, ...]
-    outputs: tuple[Values, ...]
+    inputs: tuple[TensorBits, ...]
+    outputs: tuple[TensorBits, ...]
     compute_dtype: str  # fp16 | bf16 | fp32
     line: str = ""  # "train.py:41", of the script
     is_training: bool = True
-    in_fp32: Callable[[], Values | None] = _unknown
+    in_fp32: Callable[[], TensorBits | None] = _unknown
     closer: Callable[[], LayerCall | None] = _unknown
-    weights: Callable[[], tuple[Values, ...]] = tuple
+    weights: Callable[[], tuple[TensorBits, ...]] = tuple
     consumers: tuple[str, ...] = ()  # of a single op: what took its output, nearest first
     hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 
@@ -64,8 +64,10 @@ class BadLayers:
         self._looks: Counter[str] = Counter()  # by path, where the output had vanished
         self._around: set[str] = set()  # paths that hold a bad layer of the forward pass under way
         self._first: _LayerKey | None = None  # of the step that is under way
-        self._finite: tuple[str, Values] | None = None  # the last gradient that was
-        self._born: tuple[str, Values | None, Values] | None = None  # the first that was not
+        self._finite: tuple[str, TensorBits] | None = None  # the last gradient that was
+        self._born: tuple[str, TensorBits | None, TensorBits] | None = (
+            None  # the first that was not
+        )
 
     def called(self, call: LayerCall) -> None:
         """Any call."""
@@ -108,7 +110,7 @@ class BadLayers:
             if op := call.closer():
                 self._known[key] = _bad_op(len(self._known), op, call, step)
 
-    def gradient(self, path: str, gradient: Values, *, is_bad: bool) -> None:
+    def gradient(self, path: str, gradient: TensorBits, *, is_bad: bool) -> None:
         """Came back to a layer's output."""
         if not is_bad:
             if self._born is None:
@@ -144,7 +146,7 @@ class BadLayers:
             self._known[key] = replace(self._known[key], **reached)  # type: ignore[arg-type]  # flags
 
     def _backward_op(
-        self, number: int, step: int, path: str, came: Values | None, gradient: Values
+        self, number: int, step: int, path: str, came: TensorBits | None, gradient: TensorBits
     ) -> tuple[_LayerKey, BadOp]:
         """Of the layer at ``path``; "" without a finite gradient before it: of the loss."""
         loss = LayerCall(path, "", "loss", (), (), gradient.name)
@@ -202,13 +204,13 @@ def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
     )
 
 
-def _is_one_of(values: Values, weights: tuple[Values, ...]) -> bool:
+def _is_one_of(values: TensorBits, weights: tuple[TensorBits, ...]) -> bool:
     """Whether an op took one of ``weights``, perhaps cast to half precision."""
     same = [w.floats() for w in weights if w.size == values.size]
     return any(np.allclose(w, values.floats(), rtol=2**-8, atol=2**-24) for w in same)
 
 
-def _operand(values: Values) -> Operand:
+def _operand(values: TensorBits) -> Operand:
     floats = np.abs(values.floats())
     kept = floats[np.isfinite(floats)]
     nonzero = kept[kept > 0]

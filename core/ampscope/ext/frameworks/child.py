@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ampscope.ext.frameworks.adapters import child_options, load
-from ampscope.ext.frameworks.recorder import Recorder, Writing
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, Writing
 from ampscope.records import RunSpec
 from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn
 from ampscope.runner.run_server import end_with_parent
@@ -28,7 +28,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     machine = adapter.machine(spec)
     writer.wait_for(machine)
     writing = Writing(writer, keeps_evidence=False)
-    recorder = Recorder(spec.cadence, writing.write_if_due)
+    recorder = FrameworkRecorder(spec.cadence, writing.write_if_due)
     with turn(writer, store, machine, watchdog):
         adapter.seed(spec.seed)
         try:

@@ -1,13 +1,14 @@
 """An adapter's facts as records of a run: modules, frames, steps, optimizer steps, scans, ops.
 
-    recorder = Recorder(cadence)
+    recorder = FrameworkRecorder(cadence)
     recorder.module(ModuleRecord(…))            # layers, as they are met
     recorder.outputs("block.fc1", "Linear", …)  # each call of one; with recorder.bad(LayerCall(…))
     recorder.backward("block.fc1", gradient)    # gradient that came back to its output
     recorder.step(StepFacts(…))                 # ends the step
 
-:meth:`Recorder.take` gives what the store has not got yet; :meth:`Recorder.observations` is the
-evidence for the rules, closed with how the script ended.
+:meth:`~FrameworkRecorder.take` gives what the store has not got yet;
+:meth:`~FrameworkRecorder.observations` is the evidence for the rules, closed with how the script
+ended.
 
 :class:`StepFacts` is what an adapter knows of one optimizer step, :class:`Writing` keeps what a
 recorder holds while the run goes on.
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from ampscope.ext.frameworks.bad_layers import BadLayers, LayerCall
 from ampscope.ext.frameworks.tensors import (
-    Values,
+    TensorBits,
     count_into,
     largest,
     nonfinite_count,
@@ -57,12 +58,12 @@ MAX_BATCH_SCANS = 2_000
 _HALF = ("fp16", "bf16")
 
 
-class Recorder:
+class FrameworkRecorder:
     """Records one training of one model. Used by one thread. ``after_step`` is called with it at
     the end of each optimizer step."""
 
     def __init__(
-        self, cadence: Cadence, after_step: Callable[[Recorder], None] | None = None
+        self, cadence: Cadence, after_step: Callable[[FrameworkRecorder], None] | None = None
     ) -> None:
         self.cadence = cadence
         self._after_step = after_step
@@ -110,7 +111,9 @@ class Recorder:
         if not call.hands_on:
             self.bad_layers.met(call, self.steps)
 
-    def outputs(self, path: str, type_: str, outputs: Iterable[Values], is_training: bool) -> int:
+    def outputs(
+        self, path: str, type_: str, outputs: Iterable[TensorBits], is_training: bool
+    ) -> int:
         """A layer was called: count its outputs, and say how many elements are not finite. Where
         some are, the adapter calls :meth:`bad`."""
         started, bad, index = time.perf_counter(), 0, self.index_of(path, type_)
@@ -121,21 +124,23 @@ class Recorder:
         self.elapsed_s += time.perf_counter() - started
         return bad
 
-    def backward(self, path: str, gradient: Values) -> None:
+    def backward(self, path: str, gradient: TensorBits) -> None:
         """The gradient that came back to a layer's output, still scaled; the last layer's first."""
         started = time.perf_counter()
         bad = self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
         self.bad_layers.gradient(path, gradient, is_bad=bad > 0)
         self.elapsed_s += time.perf_counter() - started
 
-    def batch(self, name: str, values: Values) -> None:
+    def batch(self, name: str, values: TensorBits) -> None:
         """A tensor that a model was given, before any layer saw it."""
         if self._batches < MAX_BATCH_SCANS and values.size:
             self._batches += 1
             self.scans.append(scan("batch", "batch", name, values, self.steps))
             self.calls += [] if self.calls else [inputs_call(values)]
 
-    def weights(self, moment: str, weights: Mapping[str, Values], kind: str = "parameter") -> None:
+    def weights(
+        self, moment: str, weights: Mapping[str, TensorBits], kind: str = "parameter"
+    ) -> None:
         """All weights at the ``start`` or ``end``; ``kind`` also frozen and buffer."""
         self.scans += [scan(moment, kind, n, v, self.steps) for n, v in weights.items()]
 
@@ -204,11 +209,11 @@ class Recorder:
             last_loss=self.optimizer_steps[-1].loss if self.optimizer_steps else None,
         )
 
-    def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
+    def _count(self, role: Role, index: int, values: TensorBits, *, keep: bool) -> int:
         return self._counts.add(role, index, values, keep=keep and self.wants_tensors)
 
     def _count_parameters(self, facts: StepFacts, added: Mapping[str, Any]) -> None:
-        moved = {name: Values.of(update) for name, update in added.items()}
+        moved = {name: TensorBits.of(update) for name, update in added.items()}
         roles = {Role.WEIGHT: facts.before, Role.WEIGHT_GRAD: facts.gradients, Role.UPDATE: moved}
         for role, named in roles.items():
             for name, values in named.items():
@@ -247,10 +252,10 @@ class StepFacts:
     unscaled_by_user: bool = False
     growth_counter: int | None = None
     backwards: int = 1
-    gradients: Mapping[str, Values] = field(default_factory=dict)
-    before: Mapping[str, Values] = field(default_factory=dict)
-    after: Mapping[str, Values] = field(default_factory=dict)
-    state: Mapping[str, Values] = field(default_factory=dict)  # optimizer state, by any name
+    gradients: Mapping[str, TensorBits] = field(default_factory=dict)
+    before: Mapping[str, TensorBits] = field(default_factory=dict)
+    after: Mapping[str, TensorBits] = field(default_factory=dict)
+    state: Mapping[str, TensorBits] = field(default_factory=dict)  # optimizer state, by any name
     second_moments: tuple[str, ...] = ()  # which of them are second moments
     eps: float | None = None
     step_time_s: float | None = None  # without the instruments
@@ -340,7 +345,7 @@ def updates(facts: StepFacts) -> dict[str, NDArray[Any]]:
 
 
 def _part(
-    number: int, facts: StepFacts, order: int, name: str, values: Values
+    number: int, facts: StepFacts, order: int, name: str, values: TensorBits
 ) -> ParameterGradient:
     """A parameter's gradient in step ``number``, unscaled."""
     floats = values.floats()
@@ -375,7 +380,7 @@ def _zero_second_moments(facts: StepFacts) -> float | None:
     return zero / total if total and flows else None
 
 
-def _dtypes(all_values: Iterable[Values]) -> str:
+def _dtypes(all_values: Iterable[TensorBits]) -> str:
     return "+".join(sorted({values.name for values in all_values}))
 
 
@@ -394,13 +399,13 @@ def step_calls(first: int, step: int, facts: StepFacts) -> list[Call]:
     return [replace(call, seq=first + number) for number, call in enumerate(calls)]
 
 
-def inputs_call(values: Values) -> Call:
+def inputs_call(values: TensorBits) -> Call:
     """The first call of a model, by which two runs are seen to begin alike."""
     total = float(values.floats().astype(np.float64).sum())
     return Call(0, 0, "inputs", value=total, dtype=values.name)
 
 
-def scan(moment: str, kind: str, name: str, values: Values, step: int) -> Scan:
+def scan(moment: str, kind: str, name: str, values: TensorBits, step: int) -> Scan:
     """A tensor that was looked at outside the layers: a batch, the weights at the start and end."""
     floats = values.floats()
     is_finite = np.isfinite(floats)
@@ -426,7 +431,7 @@ class StepCounts:
     def __init__(self) -> None:
         self._rows: dict[tuple[Role, int, str], Raw] = {}
 
-    def add(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
+    def add(self, role: Role, index: int, values: TensorBits, *, keep: bool) -> int:
         """Count ``values`` into the step's frame where ``keep`` says so; how many are NaN or
         infinite."""
         row = self._rows.get((role, index, values.name)) if keep else None
@@ -519,7 +524,7 @@ class Writing:
         self._keeps_evidence = keeps_evidence
         self._pace = Pace(WRITING_SHARE)
 
-    def write_if_due(self, recorder: Recorder) -> None:
+    def write_if_due(self, recorder: FrameworkRecorder) -> None:
         """Write what there is, unless that was done a moment ago."""
         started = time.monotonic()
         if recorder.steps > FIRST_STEPS and not self._pace.is_due(started):
@@ -527,7 +532,7 @@ class Writing:
         self.write(recorder, recorder.outcome("killed"))
         self._pace.wrote(started, time.monotonic() - started)
 
-    def write(self, recorder: Recorder, outcome: Outcome) -> None:
+    def write(self, recorder: FrameworkRecorder, outcome: Outcome) -> None:
         """Everything so far, closed with ``outcome``."""
         recorder.take().write(self._writer)
         if self._keeps_evidence:

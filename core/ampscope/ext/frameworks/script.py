@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ampscope.errors import AmpscopeError
 from ampscope.ext.frameworks.adapters import Adapter, child_options, load, parse
-from ampscope.ext.frameworks.recorder import Recorder, Writing
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, Writing
 from ampscope.observations import Outcome
 from ampscope.privacy import taken
 from ampscope.records import RunSpec, State
@@ -95,7 +95,7 @@ class _Run:
         self.settings = parse(spec.control)
         self.lines = SourceLines(folder_of(spec.workload))
         self.writing = Writing(writer, keeps_evidence=True)
-        self.recorder = Recorder(spec.cadence, self._step)
+        self.recorder = FrameworkRecorder(spec.cadence, self._step)
         self.started = time.monotonic()
         self.stopped = ""
         self.file_notes = file_notes
@@ -129,7 +129,7 @@ class _Run:
         self.writing.write(self.recorder, outcome)
         return outcome, text
 
-    def _step(self, recorder: Recorder) -> None:
+    def _step(self, recorder: FrameworkRecorder) -> None:
         self.writing.write_if_due(recorder)
         elapsed_s = time.monotonic() - self.started
         is_cancelled = self.watchdog.cancelled.is_set

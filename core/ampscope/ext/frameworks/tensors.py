@@ -3,8 +3,8 @@
 bf16 has no NumPy dtype of its own: TensorFlow hands out ``ml_dtypes.bfloat16`` and Paddle uint16;
 both are the same 16 bits, and the counter reads bits.
 
-    values = Values.of(array)          # float16, float32, float64, or a bfloat16 of ml_dtypes
-    values = Values.bf16(bits)         # uint16 bits
+    values = TensorBits.of(array)          # float16, float32, float64, or a bfloat16 of ml_dtypes
+    values = TensorBits.bf16(bits)         # uint16 bits
     count_into(values, row)            # row: int64, RAW_LEN long
 
 What is read off such values in few passes (norms, maxima, zeros) follows.
@@ -53,7 +53,7 @@ _Job = ctypes.c_int64 * 10
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class TensorBits:
     """Flat bits of a tensor. ``label`` is the dtype under which it is recorded: an emulation keeps
     fp16 values in fp32 memory and records them as what they stand for."""
 
@@ -77,7 +77,7 @@ class Values:
         return nonfinite_count(self.floats())
 
     @classmethod
-    def of(cls, array: NDArray[Any], label: str = "") -> Values:
+    def of(cls, array: NDArray[Any], label: str = "") -> TensorBits:
         """Raises TypeError for what is no floating-point array."""
         layout = _LAYOUTS.get(array.dtype)
         if layout is None:
@@ -89,7 +89,7 @@ class Values:
         return cls(array.reshape(-1).view(layout[1]), layout[0], label)
 
     @classmethod
-    def bf16(cls, bits: NDArray[np.uint16], label: str = "") -> Values:
+    def bf16(cls, bits: NDArray[np.uint16], label: str = "") -> TensorBits:
         """From the 16 bits of each element."""
         return cls(np.ascontiguousarray(bits).reshape(-1), "bf16", label)
 
@@ -104,7 +104,7 @@ class Values:
         return self.bits.view(np.float32)
 
 
-def count_into(values: Values, row: Raw) -> None:
+def count_into(values: TensorBits, row: Raw) -> None:
     """Add the counts of every element to ``row`` (int64, contiguous, RAW_LEN long)."""
     if not values.size:
         return
@@ -202,19 +202,19 @@ MIN_SIZE = 16
 _SAMPLE = 64  # elements that are looked at first: nearly all outputs are known by them
 
 
-def is_vanished(outputs: Sequence[Values]) -> bool:
+def is_vanished(outputs: Sequence[TensorBits]) -> bool:
     """Whether nearly all elements of all outputs are zero: an infinity inside a layer need not come
     out of it. A sum that overflows makes every share of it zero, and rsqrt makes zero of an
     infinite mean. Such outputs may be fp32, where one op behind the infinity was."""
     return bool(outputs) and all(map(_is_nothing, outputs))
 
 
-def is_there(values: Values) -> bool:
+def is_there(values: TensorBits) -> bool:
     """Whether enough of ``values`` is not zero for something to be expected of it."""
     return values.size > 0 and _zero_share(values.bits) <= THERE
 
 
-def _is_nothing(values: Values) -> bool:
+def _is_nothing(values: TensorBits) -> bool:
     if values.size < MIN_SIZE:
         return False
     sample = values.bits[:: max(1, values.size // _SAMPLE)]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.records import Cadence, Event, Machine, RunSpec, State, watched
 from ampscope.store.db import default_path
 from ampscope.store.processes import HEARTBEAT_EVERY_S
@@ -107,13 +107,13 @@ class WatchRun:
             words = f"ampscope records no more of this training: {_sentence(error)}"
             warnings.warn(words, stacklevel=3)
 
-    def keep(self, recorder: Recorder) -> None:
+    def keep(self, recorder: FrameworkRecorder) -> None:
         """Write what ``recorder`` has, if that is due; what is written, it forgets."""
         if not self.is_open or self._pace.is_due(self._now()):
             self.take(recorder)
             self.write_if_due()
 
-    def take(self, recorder: Recorder) -> None:
+    def take(self, recorder: FrameworkRecorder) -> None:
         """Take everything from ``recorder``, to be written next."""
         with self.contained():
             measured = recorder.take()

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ampscope.causes import Code
+from ampscope.causes import StableCode
 from ampscope.errors import BadInput
 from ampscope.ext.preflight import evaluation, half_parameters, loss_scale, protocol, spelling
 from ampscope.ext.preflight.codes import find_code
-from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.finding import SourceFinding
 from ampscope.ext.preflight.roles import Roles
 from ampscope.ext.preflight.script import Script
-from ampscope.ext.preflight.source import Source, TooMuchWorkError, bounded_looks, read_source
+from ampscope.ext.preflight.source import SourceFile, TooMuchWorkError, bounded_looks, read_source
 from ampscope.files import write_whole
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
@@ -32,7 +32,7 @@ class Settings:
     select: frozenset[str] = frozenset()
     exclude: tuple[str, ...] = ()
 
-    def wants(self, code: Code) -> bool:
+    def wants(self, code: StableCode) -> bool:
         return code.code not in self.ignore and (not self.select or code.code in self.select)
 
 
@@ -40,8 +40,8 @@ class Settings:
 class Result:
     """Findings of a run, files looked at, and one sentence for each file that could not be."""
 
-    findings: list[Finding] = field(default_factory=list)
-    sources: dict[str, Source] = field(default_factory=dict)
+    findings: list[SourceFinding] = field(default_factory=list)
+    sources: dict[str, SourceFile] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
 
 
@@ -131,26 +131,26 @@ def _check_file(path: Path, settings: Settings, result: Result) -> None:
         )
 
 
-def check_source(source: Source, settings: Settings | None = None) -> list[Finding]:
+def check_source(source: SourceFile, settings: Settings | None = None) -> list[SourceFinding]:
     """The findings of one file, in the order of the text, without those suppressed. Where all would
     take more work than the file's size allows: those found until then, and ``source.is_cut``."""
     if not source.uses_torch:
         return []
-    found: list[Finding] = []
+    found: list[SourceFinding] = []
     with bounded_looks(source):
         try:
             found += _all_findings(source)
         except TooMuchWorkError:
             source.is_cut = True
     settings = settings or Settings()
-    kept: dict[tuple[str, int], Finding] = {}
+    kept: dict[tuple[str, int], SourceFinding] = {}
     for f in sorted(found, key=lambda f: (f.line, f.column, f.code.code)):
         if settings.wants(f.code) and not source.is_ignored(f.code.code, f.line, f.end_line):
             kept.setdefault((f.code.code, f.line), f)
     return list(kept.values())
 
 
-def _all_findings(source: Source) -> Iterator[Finding]:
+def _all_findings(source: SourceFile) -> Iterator[SourceFinding]:
     yield from spelling.check(source)
     roles = Roles(source)
     yield from protocol.check(source, roles)
@@ -160,7 +160,7 @@ def _all_findings(source: Source) -> Iterator[Finding]:
     yield from evaluation.check(script)
 
 
-def repaired(source: Source, findings: Sequence[Finding]) -> str:
+def repaired(source: SourceFile, findings: Sequence[SourceFinding]) -> str:
     """The text with all safe repairs; of two that overlap the first alone. It parses, or nothing
     is changed."""
     text, done, out = source.text, 0, []
@@ -178,7 +178,7 @@ def repaired(source: Source, findings: Sequence[Finding]) -> str:
     return changed
 
 
-def difference(source: Source, changed: str) -> str:
+def difference(source: SourceFile, changed: str) -> str:
     """The repairs as a unified diff, as git writes it: an absolute path without its first slash."""
     path = source.path.lstrip("/")
     lines = difflib.unified_diff(
@@ -191,7 +191,7 @@ def difference(source: Source, changed: str) -> str:
     return "".join(line if line.endswith("\n") else line + end for line in lines)
 
 
-def write_repaired(source: Source, changed: str) -> None:
+def write_repaired(source: SourceFile, changed: str) -> None:
     """Write a file whole, with its own line ends. Raises BadInput when it cannot be written."""
     text = source.mark + changed.replace("\n", source.newline)
     try:

@@ -26,7 +26,7 @@ from ampscope.ext.preflight.checks import (
     write_repaired,
 )
 from ampscope.ext.preflight.codes import code_of_cause
-from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.finding import SourceFinding
 from ampscope.ext.preflight.formats import FORMATS, written
 from ampscope.files import write_whole
 from ampscope.launcher.plan import run_diagnosis
@@ -145,13 +145,15 @@ def _run_steps(
     return failed
 
 
-def _finding(found: diagnosis.Finding, level: str, script: Path) -> Finding:
+def _finding(found: diagnosis.Finding, level: str, script: Path) -> SourceFinding:
     """A cause that a run showed, at its line; a line is named from the script's folder."""
     file, _, number = found.verdict.line.rpartition(":")
     has_line = bool(file) and number.isdecimal()
     path = str(script.parent / file) if has_line else str(script)
     line = int(number) if has_line else 0
-    return Finding(code_of_cause(found.cause, level), path, line, 0, line, 0, found.verdict.reason)
+    return SourceFinding(
+        code_of_cause(found.cause, level), path, line, 0, line, 0, found.verdict.reason
+    )
 
 
 def _write(text: str, form: str, out: Path | None) -> None:

@@ -7,15 +7,15 @@ given up keeps its number, and a new one raises ``LIST_VERSION``.
 
 from __future__ import annotations
 
-from ampscope.causes import CAUSES, Code
+from ampscope.causes import CAUSES, StableCode
 from ampscope.errors import BadInput
 
 LIST_VERSION = 1
 
 
-def _cause(name: str, level: str, evidence: str, remedy: str) -> Code:
+def _cause(name: str, level: str, evidence: str, remedy: str) -> StableCode:
     cause = CAUSES[name]
-    return Code(cause.code, name, cause.title, level, evidence, remedy)
+    return StableCode(cause.code, name, cause.title, level, evidence, remedy)
 
 
 _CODES = (
@@ -69,22 +69,22 @@ _CODES = (
         "Parameters, and so Adam's state, are half precision: the epsilon rounds to zero in fp16, or beta2 rounds the decay away.",
         "fp32 parameters with autocast; in pure bf16 a smaller beta2.",
     ),
-    Code(
+    StableCode(
         "PRE001", "deprecated_spelling", "A deprecated spelling", "note",
         "torch.cuda.amp or torch.cpu.amp, deprecated since PyTorch 2.4.",
         "torch.amp.autocast(\"cuda\", ...) and torch.amp.GradScaler(\"cuda\", ...).",
     ),
-    Code(
+    StableCode(
         "PRE004", "evaluation_outside_autocast", "Evaluation outside autocast", "note",
         "The model is trained inside autocast and evaluated outside.",
         "The same autocast region around the evaluation's forward pass.",
     ),
 )  # fmt: skip
 
-CODES: dict[str, Code] = {code.name: code for code in _CODES}
+CODES: dict[str, StableCode] = {code.name: code for code in _CODES}
 
 
-def find_code(text: str) -> Code:
+def find_code(text: str) -> StableCode:
     """By code ("PRE001", "AMP015") or name. Raises BadInput for any other text."""
     wanted = text.strip().lower()
     for code in _CODES:
@@ -93,8 +93,8 @@ def find_code(text: str) -> Code:
     raise BadInput(f"There is no preflight code {text!r}. `ampscope explain` lists them all.")
 
 
-def code_of_cause(name: str, level: str) -> Code:
+def code_of_cause(name: str, level: str) -> StableCode:
     """The code of a cause that a run showed, also of one that the source alone cannot show."""
     cause = CAUSES[name]
     remedy = f"`ampscope explain {cause.code}`, and `ampscope diagnose` runs the fix."
-    return Code(cause.code, name, cause.title, level, cause.definition, remedy)
+    return StableCode(cause.code, name, cause.title, level, cause.definition, remedy)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.finding import SourceFinding
 from ampscope.ext.preflight.script import WRAPPERS, Script, call_chain
 from ampscope.ext.preflight.source import dotted, method_of, receiver_of
 
 _RENAMING = {*WRAPPERS, "compile"}  # a model by another name
 
 
-def check(script: Script) -> Iterator[Finding]:
+def check(script: Script) -> Iterator[SourceFinding]:
     """PRE004: in each function that evaluates outside autocast, the first call of a model that is
     trained inside."""
     inside = [call for call in script.roles.calls if _runs_in_autocast(script, call)]
@@ -35,7 +35,7 @@ def check(script: Script) -> Iterator[Finding]:
                 and (name := dotted(n.func)) in evaluated
                 and any(isinstance(up, ast.For | ast.While) for up in script.source.above(n))
             ):
-                yield Finding.at(
+                yield SourceFinding.at(
                     script.source, n, "evaluation_outside_autocast",
                     f"{evaluated[name]} is trained inside autocast and evaluated here outside.",
                 )  # fmt: skip

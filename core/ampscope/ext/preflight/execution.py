@@ -19,16 +19,16 @@ from ampscope.ext.preflight.path_state import (
     Constant,
     Flow,
     Optimizer,
+    PathState,
     Plain,
     Same,
     Scaled,
     Scaler,
-    State,
     Test,
     Value,
 )
 from ampscope.ext.preflight.roles import Function, Roles, is_off
-from ampscope.ext.preflight.source import Source, children, dotted, keyword, look
+from ampscope.ext.preflight.source import SourceFile, children, dotted, keyword, look
 
 MOST_STATES = 400  # of a function; one with more paths than that is left alone
 FEW_STATES = 4  # not worth a look at what is dead
@@ -58,7 +58,7 @@ class Execution(ABC):
     name within it (:meth:`key`).
     """
 
-    def __init__(self, source: Source, roles: Roles, entry: Function | ast.Module) -> None:
+    def __init__(self, source: SourceFile, roles: Roles, entry: Function | ast.Module) -> None:
         self.source, self.roles, self.entry = source, roles, entry
         self.owner = source.owner(entry) if not isinstance(entry, ast.Module) else None
 
@@ -95,7 +95,7 @@ class Execution(ABC):
         Raises:
             TooManyPathsError: there are more than are followed.
         """
-        state = State()
+        state = PathState()
         self.frames[""] = None if isinstance(self.entry, ast.Module) else self.entry
         if not isinstance(self.entry, ast.Module):
             for name in _parameters(self.entry):
@@ -104,19 +104,19 @@ class Execution(ABC):
         self.block(self.entry.body, [state], "")
 
     @abstractmethod
-    def event(self, node: ast.Call, state: State, frame: str) -> None:
+    def event(self, node: ast.Call, state: PathState, frame: str) -> None:
         """A call, on one path, that enters no function of this file."""
 
     @abstractmethod
-    def forget(self, state: State) -> None:
+    def forget(self, state: PathState) -> None:
         """Nothing is known any more about gradients and scalers."""
 
     @abstractmethod
-    def zeroed(self, state: State) -> None:
+    def zeroed(self, state: PathState) -> None:
         """The gradients were set to zero or to None."""
 
     @abstractmethod
-    def gradients_edited(self, state: State) -> None:
+    def gradients_edited(self, state: PathState) -> None:
         """The file has changed gradients by itself."""
 
     def is_relevant(self, node: ast.AST) -> bool:
@@ -249,7 +249,7 @@ class Execution(ABC):
             self._locals[function] = known = known - outer
         return known
 
-    def look_up(self, node: ast.expr, state: State, frame: str) -> Value:
+    def look_up(self, node: ast.expr, state: PathState, frame: str) -> Value:
         """What an expression names, without evaluating calls."""
         name = dotted(node)
         if not name:
@@ -268,7 +268,7 @@ class Execution(ABC):
             return Optimizer(key)
         return None
 
-    def identity(self, name: str, state: State, frame: str) -> str:
+    def identity(self, name: str, state: PathState, frame: str) -> str:
         """The key that a name stands for, through the calls that it was handed on by."""
         key = self.key(name, frame)
         for _ in range(8):
@@ -290,7 +290,7 @@ class Execution(ABC):
 
     # ---- statements
 
-    def block(self, statements: Iterable[ast.stmt], states: list[State], frame: str) -> Flow:
+    def block(self, statements: Iterable[ast.stmt], states: list[PathState], frame: str) -> Flow:
         flow = Flow(states, [], [], [])
         statements = list(statements)
         for statement, after in zip(statements, self._after(statements), strict=True):
@@ -356,7 +356,7 @@ class Execution(ABC):
         self._own[node] = found, callees
         return found, callees
 
-    def forget_dead(self, states: list[State]) -> None:
+    def forget_dead(self, states: list[PathState]) -> None:
         """Drop names and facts that no code to come can ask for, so that paths which differ in
         nothing else become one."""
         if self._alive.blocks != self.live:
@@ -391,7 +391,7 @@ class Execution(ABC):
                     del state.facts[fact]
 
     def _asked_for(
-        self, state: State, mentioned: Callable[[str], bool]
+        self, state: PathState, mentioned: Callable[[str], bool]
     ) -> tuple[set[str], set[str]]:
         """The names of a state that code to come mentions, with those that their values stand for;
         and the tests that scalers among them depend on."""
@@ -419,7 +419,7 @@ class Execution(ABC):
             )
         return known
 
-    def merged(self, states: list[State]) -> list[State]:
+    def merged(self, states: list[PathState]) -> list[PathState]:
         if len(states) < 2:
             return states
         if len(self.remainder_tests) > 1:  # which of them went how is not told apart
@@ -432,7 +432,7 @@ class Execution(ABC):
             raise TooManyPathsError
         return list(found.values())
 
-    def statement(self, node: ast.stmt, states: list[State], frame: str) -> Flow:
+    def statement(self, node: ast.stmt, states: list[PathState], frame: str) -> Flow:
         self.work += len(states)
         if self.work > MOST_WORK:
             raise TooManyPathsError
@@ -475,7 +475,7 @@ class Execution(ABC):
             return Flow(held, [], [], [])
         return Flow(states, [], [], [])
 
-    def match(self, node: ast.Match, states: list[State], frame: str) -> Flow:
+    def match(self, node: ast.Match, states: list[PathState], frame: str) -> Flow:
         if not self.is_relevant(node):
             return Flow(states, [], [], [])
         flow = Flow(list(states), [], [], [])
@@ -484,7 +484,7 @@ class Execution(ABC):
             flow = Flow(*(a + b for a, b in zip(flow, found, strict=True)))
         return flow
 
-    def attempt(self, node: ast.Try, states: list[State], frame: str) -> Flow:
+    def attempt(self, node: ast.Try, states: list[PathState], frame: str) -> Flow:
         before = [s.copy() for s in states] if node.handlers else []
         self.live.append(self.mentions(node))
         done = self.block(node.body, states, frame)
@@ -517,7 +517,7 @@ class Execution(ABC):
         test: ast.expr,
         body: list[ast.stmt],
         otherwise: list[ast.stmt],
-        states: list[State],
+        states: list[PathState],
         frame: str,
     ) -> Flow:
         self.evaluate(test, states, frame)
@@ -563,7 +563,7 @@ class Execution(ABC):
         return False
 
     def loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, states: list[State], frame: str
+        self, node: ast.For | ast.AsyncFor | ast.While, states: list[PathState], frame: str
     ) -> Flow:
         if not isinstance(node, ast.While):
             self.evaluate(node.iter, states, frame)
@@ -616,7 +616,7 @@ class Execution(ABC):
         self,
         node: ast.For | ast.AsyncFor | ast.While,
         flow: Flow,
-        left: list[State],
+        left: list[PathState],
         frame: str,
     ) -> Flow:
         after = self.block(node.orelse, flow.next, frame) if node.orelse else flow
@@ -625,7 +625,9 @@ class Execution(ABC):
         found = self.merged(after.next + left)
         return Flow(found, after.breaks, after.continues, flow.returns)
 
-    def assignment(self, node: ast.Assign | ast.AnnAssign, states: list[State], frame: str) -> Flow:
+    def assignment(
+        self, node: ast.Assign | ast.AnnAssign, states: list[PathState], frame: str
+    ) -> Flow:
         value = node.value
         if value is None:
             return Flow(states, [], [], [])
@@ -635,7 +637,7 @@ class Execution(ABC):
             or any(dotted(t) in self.roles.scalers | self.roles.optimizers for t in targets)
         ):
             self.evaluate(value.test, states, frame)
-            found: list[State] = []
+            found: list[PathState] = []
             for outcome, part in ((True, value.body), (False, value.orelse)):
                 taken = []
                 for state in states:
@@ -659,7 +661,7 @@ class Execution(ABC):
                 self.assign(target, value, states, frame)
         return Flow(states, [], [], [])
 
-    def accumulation(self, node: ast.AugAssign, states: list[State], frame: str) -> Flow:
+    def accumulation(self, node: ast.AugAssign, states: list[PathState], frame: str) -> Flow:
         self.evaluate(node.value, states, frame)
         for state in states:
             if is_gradient(node.target):
@@ -679,7 +681,7 @@ class Execution(ABC):
         return known
 
     def assign(
-        self, target: ast.expr, value: ast.expr | None, states: list[State], frame: str
+        self, target: ast.expr, value: ast.expr | None, states: list[PathState], frame: str
     ) -> None:
         if isinstance(target, ast.Tuple | ast.List):
             parts: list[ast.expr | None] = [None] * len(target.elts)
@@ -697,7 +699,7 @@ class Execution(ABC):
             found = self.value(value, state, frame) if value is not None else None
             self.bind(target, found, state, frame)
 
-    def bind(self, target: ast.expr, value: Value, state: State, frame: str) -> None:
+    def bind(self, target: ast.expr, value: Value, state: PathState, frame: str) -> None:
         name = dotted(target)
         if isinstance(target, ast.Starred):
             name = dotted(target.value)
@@ -712,14 +714,14 @@ class Execution(ABC):
             value = Optimizer(f"{key}@{self.context}")  # in each pass of a loop another one
         state.names[key] = value
 
-    def replaced(self, name: str, state: State, frame: str) -> None:
+    def replaced(self, name: str, state: PathState, frame: str) -> None:
         """A name may have been given another value."""
         key = self.key(name, frame)
         self.drop(key, state)
         if name in self.roles.optimizers:  # in each pass of a loop another one
             state.names[key] = Optimizer(f"{key}@{self.context}")
 
-    def drop(self, key: str, state: State) -> None:
+    def drop(self, key: str, state: PathState) -> None:
         """Forget what a name held."""
         self.drop_facts(key, state)
         state.names.pop(key, None)
@@ -727,7 +729,7 @@ class Execution(ABC):
             for part in [k for k in state.names if k.startswith((key + ".", key + "["))]:
                 del state.names[part]
 
-    def drop_facts(self, key: str, state: State) -> None:
+    def drop_facts(self, key: str, state: PathState) -> None:
         if not state.facts:
             return
         mention = f"‹{key}"
@@ -738,7 +740,7 @@ class Execution(ABC):
 
     # ---- conditions
 
-    def test_key(self, node: ast.expr, state: State, frame: str) -> str:
+    def test_key(self, node: ast.expr, state: PathState, frame: str) -> str:
         """A condition's text with every name replaced by its identity."""
         parts = self._templates.get(node)
         if parts is None:
@@ -777,7 +779,7 @@ class Execution(ABC):
             parts.append((name.id, dotted(top)[len(name.id) :], closing + text))
         return [(name, attributes, re.sub(r"\s+", "", text)) for name, attributes, text in parts]
 
-    def truth(self, node: ast.expr, state: State, frame: str) -> bool | None:
+    def truth(self, node: ast.expr, state: PathState, frame: str) -> bool | None:
         """Whether a condition is known."""
         if isinstance(node, ast.Constant):
             return bool(node.value)
@@ -805,7 +807,7 @@ class Execution(ABC):
             return None
         return known
 
-    def assume(self, node: ast.expr, outcome: bool, state: State, frame: str) -> bool:
+    def assume(self, node: ast.expr, outcome: bool, state: PathState, frame: str) -> bool:
         """Take a branch; False where what is known forbids it."""
         known = self.truth(node, state, frame)
         if known is not None and known != outcome:
@@ -835,7 +837,7 @@ class Execution(ABC):
         return True
 
     def _note_remainder(
-        self, test: ast.expr, name: ast.expr, outcome: bool, state: State, frame: str
+        self, test: ast.expr, name: ast.expr, outcome: bool, state: PathState, frame: str
     ) -> None:
         """Which way a test with a remainder went, that stands there as ``name``."""
         if self.counting and any(isinstance(n, ast.Mod) for n in ast.walk(test)):
@@ -845,7 +847,7 @@ class Execution(ABC):
 
     # ---- expressions
 
-    def value(self, node: ast.expr | None, state: State, frame: str) -> Value:
+    def value(self, node: ast.expr | None, state: PathState, frame: str) -> Value:
         """What an expression gives; its calls were executed before."""
         if node is None:
             return None
@@ -880,14 +882,14 @@ class Execution(ABC):
             return Plain() if not self._mentions_scaler(node, state, frame) else None
         return None
 
-    def _mentions_scaler(self, node: ast.AST, state: State, frame: str) -> bool:
+    def _mentions_scaler(self, node: ast.AST, state: PathState, frame: str) -> bool:
         return any(
             "scale" in n.attr or isinstance(self.look_up(n, state, frame), Scaler)
             for n in ast.walk(node)
             if isinstance(n, ast.Attribute)
         ) or any("scale" in n.id for n in ast.walk(node) if isinstance(n, ast.Name))
 
-    def call_value(self, node: ast.Call, state: State, frame: str) -> Value:
+    def call_value(self, node: ast.Call, state: PathState, frame: str) -> Value:
         place = f"made at {node.lineno}:{node.col_offset}{self.context}"
         if self.roles.is_scaler_maker(node):
             return Scaler(place, *self._switch_of(node, state, frame))
@@ -919,7 +921,7 @@ class Execution(ABC):
             return Plain() if is_part else None  # self.model(x), where the class has set model
         return Plain()
 
-    def _switch_of(self, maker: ast.Call, state: State, frame: str) -> tuple[bool, str]:
+    def _switch_of(self, maker: ast.Call, state: PathState, frame: str) -> tuple[bool, str]:
         """Whether a scaler that is made here may be on, and the key of the test that says so."""
         switch = keyword(maker, "enabled")
         if switch is None:
@@ -941,7 +943,7 @@ class Execution(ABC):
     def _self_has_scaler(self) -> bool:
         return any(name.startswith("self.") for name in self.roles.scalers)
 
-    def evaluate(self, node: ast.expr, states: list[State], frame: str) -> None:
+    def evaluate(self, node: ast.expr, states: list[PathState], frame: str) -> None:
         """Execute the calls of an expression, arguments before the call. Conditional expressions
         that matter go both ways, as branches do."""
         if not self.is_relevant(node):
@@ -963,7 +965,7 @@ class Execution(ABC):
         for call in self._calls_in_order(node):
             self.call(call, states, frame)
 
-    def _choice(self, node: ast.expr, states: list[State], frame: str) -> ast.IfExp | None:
+    def _choice(self, node: ast.expr, states: list[PathState], frame: str) -> ast.IfExp | None:
         """The first conditional expression within it that is still open, and of which a side acts
         or is a loss that carries a scale."""
         for n in self._evaluated(node):
@@ -1001,7 +1003,7 @@ class Execution(ABC):
 
     # ---- calls
 
-    def call(self, node: ast.Call, states: list[State], frame: str) -> None:
+    def call(self, node: ast.Call, states: list[PathState], frame: str) -> None:
         callee = self._callee(node)
         if callee is not None:
             if self.is_relevant(callee) and callee not in self.depth:
@@ -1014,7 +1016,7 @@ class Execution(ABC):
         for state in states:
             self.event(node, state, frame)
 
-    def enter(self, callee: Function, node: ast.Call, states: list[State], frame: str) -> None:
+    def enter(self, callee: Function, node: ast.Call, states: list[PathState], frame: str) -> None:
         """Execute a function of this file in place of the call."""
         if len(self.depth) >= DEEPEST:
             for state in states:

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampscope.causes import Code
+from ampscope.causes import StableCode
 from ampscope.ext.preflight.codes import CODES
-from ampscope.ext.preflight.source import Source
+from ampscope.ext.preflight.source import SourceFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SourceFinding:
     """One place, with the sentence about it. Lines and columns count from 1; ``edits`` are a
     safe repair, or empty."""
 
-    code: Code
+    code: StableCode
     path: str
     line: int
     column: int
@@ -36,8 +36,8 @@ class Finding:
 
     @classmethod
     def at(
-        cls, source: Source, node: ast.AST, name: str, message: str, edits: Sequence[Edit] = ()
-    ) -> Finding:
+        cls, source: SourceFile, node: ast.AST, name: str, message: str, edits: Sequence[Edit] = ()
+    ) -> SourceFinding:
         """The finding of the code ``name`` (a key of ``codes.CODES``) at a node of ``source``."""
         line, end = node.lineno, node.end_lineno  # type: ignore[attr-defined]
         return cls(

@@ -8,8 +8,8 @@ from typing import Any
 from ampscope.ext.preflight import junit, sarif
 from ampscope.ext.preflight.checks import Result
 from ampscope.ext.preflight.codes import CODES, LIST_VERSION
-from ampscope.ext.preflight.finding import Edit, Finding
-from ampscope.ext.preflight.source import Source
+from ampscope.ext.preflight.finding import Edit, SourceFinding
+from ampscope.ext.preflight.source import SourceFile
 
 FORMATS = ("text", "json", "sarif", "junit")
 
@@ -36,7 +36,7 @@ def _text(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _where(finding: Finding) -> str:
+def _where(finding: SourceFinding) -> str:
     """What a run found has no column, and perhaps no line."""
     parts = [finding.path, *(str(n) for n in (finding.line, finding.column) if n)]
     return ":".join(parts)
@@ -69,7 +69,7 @@ def _json(result: Result) -> str:
 
 def _sarif(result: Result) -> str:
     rules = [
-        sarif.Rule(c.code, c.name, c.title, c.evidence, c.remedy, c.level)
+        sarif.SarifRule(c.code, c.name, c.title, c.evidence, c.remedy, c.level)
         for c in (
             {f.code.code: f.code for f in result.findings} | {c.code: c for c in CODES.values()}
         ).values()
@@ -84,11 +84,11 @@ def _sarif(result: Result) -> str:
     return json.dumps(sarif.log(rules, results, result.unread), indent=2)
 
 
-def _replacement(source: Source, edit: Edit) -> sarif.Replacement:
+def _replacement(source: SourceFile, edit: Edit) -> sarif.Replacement:
     return sarif.Replacement(*_place(source, edit.start), *_place(source, edit.end), edit.new)
 
 
-def _place(source: Source, offset: int) -> tuple[int, int]:
+def _place(source: SourceFile, offset: int) -> tuple[int, int]:
     """Line and column, from 1, of an offset."""
     line = source.text.count("\n", 0, offset)
     return line + 1, offset - (source.text.rfind("\n", 0, offset) + 1) + 1
@@ -96,16 +96,16 @@ def _place(source: Source, offset: int) -> tuple[int, int]:
 
 def _junit(result: Result) -> str:
     """One test case per file; a finding is a failure, a file that cannot be read an error."""
-    by_file: dict[str, list[Finding]] = {path: [] for path in result.sources}
+    by_file: dict[str, list[SourceFinding]] = {path: [] for path in result.sources}
     for f in result.findings:
         by_file.setdefault(f.path, []).append(f)
     cases = []
     for path, found in by_file.items():
         if not found:
-            cases.append(junit.Case(path))
+            cases.append(junit.TestCase(path))
             continue
         said = "\n".join(f"{_where(f)}: {f.code.code} {f.message}" for f in found)
         first = f"{found[0].code.code} line {found[0].line}: {found[0].message}"
-        cases.append(junit.Case(path, "failure", first, said))
-    cases += [junit.Case("unread", "error", note) for note in result.unread]
+        cases.append(junit.TestCase(path, "failure", first, said))
+    cases += [junit.TestCase("unread", "error", note) for note in result.unread]
     return junit.document("ampscope preflight", "preflight", cases)

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.finding import SourceFinding
 from ampscope.ext.preflight.roles import is_off
 from ampscope.ext.preflight.script import WRAPPERS, Dtype, Script, call_chain, maker_of
 from ampscope.ext.preflight.source import dotted, keyword, method_of, number, receiver_of
@@ -31,7 +31,7 @@ class _Cast:
     at: ast.AST | None  # what has to run for it; None where it runs with the model's constructor
 
 
-def check(script: Script) -> Iterator[Finding]:
+def check(script: Script) -> Iterator[SourceFinding]:
     """AMP022 and AMP023, in no order."""
     if script.uses_a_library and "accelerate" not in script.source.text:
         return
@@ -62,14 +62,14 @@ def check(script: Script) -> Iterator[Finding]:
                 and (reason := _lost_in_half(script, cast.dtype, maker))
             ):
                 adam = dotted(maker.func).rpartition(".")[2]
-                yield Finding.at(
+                yield SourceFinding.at(
                     script.source, maker, "optimizer_state_range",
                     f"{adam} keeps its state in the half precision of the parameters: {reason}.",
                 )  # fmt: skip
 
 
-def _refused_by_the_scaler(script: Script, cast: ast.Call, model: str) -> Finding:
-    return Finding.at(
+def _refused_by_the_scaler(script: Script, cast: ast.Call, model: str) -> SourceFinding:
+    return SourceFinding.at(
         script.source, cast, "fp16_params_with_scaler",
         f"{model} is cast to fp16 and its optimizer is stepped by a GradScaler: unscale_ raises "
         "ValueError on fp16 gradients.",

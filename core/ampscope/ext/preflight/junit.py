@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TestCase:
     """One check. ``message`` is one sentence on how it ended, ``text`` what stands below it."""
 
     name: str
@@ -21,7 +21,7 @@ class Case:
     text: str = ""
 
 
-def document(suite: str, group: str, cases: Sequence[Case]) -> str:
+def document(suite: str, group: str, cases: Sequence[TestCase]) -> str:
     """The cases of one suite, all of the class name ``group``, without a last line end."""
     failures = sum(case.outcome == "failure" for case in cases)
     errors = sum(case.outcome == "error" for case in cases)
@@ -38,7 +38,7 @@ def document(suite: str, group: str, cases: Sequence[Case]) -> str:
     )
 
 
-def _case(group: str, case: Case) -> str:
+def _case(group: str, case: TestCase) -> str:
     head = f"<testcase classname={_quoted(group)} name={_quoted(case.name)}"
     if case.outcome == "passed":
         said = escape(_clean(case.message))

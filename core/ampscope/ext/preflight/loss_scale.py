@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.finding import SourceFinding
 from ampscope.ext.preflight.roles import Function, is_off
 from ampscope.ext.preflight.script import Script
 from ampscope.ext.preflight.source import (
@@ -21,7 +21,7 @@ from ampscope.ext.preflight.source import (
 _SCALING_WORDS = ("scaler", "loss_scal", "scale_loss", "amp_scale")
 
 
-def check(script: Script) -> Iterator[Finding]:
+def check(script: Script) -> Iterator[SourceFinding]:
     """AMP012, AMP020 and AMP021, in no order."""
     yield from _without_scaler(script)
     yield from _scaled_penalties(script)
@@ -29,14 +29,14 @@ def check(script: Script) -> Iterator[Finding]:
         yield lost
 
 
-def _without_scaler(script: Script) -> Iterator[Finding]:
+def _without_scaler(script: Script) -> Iterator[SourceFinding]:
     """AMP012: fp16 in a file that has no scaler."""
     text = script.source.text.lower()
     if script.uses_a_library or any(word in text for word in _SCALING_WORDS):
         return
     for call in script.roles.calls:
         if _sends_fp16_backward(script, call):
-            yield Finding.at(
+            yield SourceFinding.at(
                 script.source, call, "gradient_underflow",
                 "The loss of an fp16 autocast region is sent backward without a GradScaler: "
                 "gradients below 6e-8 become zero.",
@@ -74,7 +74,7 @@ def _sends_fp16_backward(script: Script, call: ast.Call) -> bool:
     )
 
 
-def _scaled_penalties(script: Script) -> Iterator[Finding]:
+def _scaled_penalties(script: Script) -> Iterator[SourceFinding]:
     """AMP020: gradients of a scaled output, kept in the graph for a penalty."""
     for call in script.roles.calls:
         if script.source.full_name(call.func) != "torch.autograd.grad":
@@ -85,7 +85,7 @@ def _scaled_penalties(script: Script) -> Iterator[Finding]:
         function = script.source.function(call)
         words = {n.attr for n in script.scope(function) if isinstance(n, ast.Attribute)}
         if not words & {"get_scale", "_scale"} and _is_scaled(script, outputs, function):
-            yield Finding.at(
+            yield SourceFinding.at(
                 script.source, call, "scaled_gradient_penalty",
                 "The penalty's gradients still carry the loss scale, so its value depends on the "
                 "scale.",
@@ -109,7 +109,7 @@ def _is_scaled(script: Script, node: ast.expr, function: Function | None) -> boo
     return False
 
 
-def _lost_state(script: Script) -> Finding | None:
+def _lost_state(script: Script) -> SourceFinding | None:
     """AMP021: the place where a checkpoint loses the state of a scaler that the file makes and
     uses."""
     if again := _made_again(script):
@@ -131,7 +131,7 @@ def _lost_state(script: Script) -> Finding | None:
     return _loaded_into_another(script, made, used) or _left_out(script, made, used)
 
 
-def _made_again(script: Script) -> Finding | None:
+def _made_again(script: Script) -> SourceFinding | None:
     """A scaler that a training loop has stepped, and replaces by a new one beside the state that it
     loads into the optimizer."""
     for maker in script.roles.calls:
@@ -156,7 +156,7 @@ def _made_again(script: Script) -> Finding | None:
             for owner, call in script.roles.by_method["step"]
         )
         if optimizers and stepped and name not in loaded | handed and not is_off(maker):
-            return Finding.at(
+            return SourceFinding.at(
                 script.source, maker, "scaler_state_lost",
                 f"{name} is replaced by a new scaler where the state of {optimizers[0]} is loaded, "
                 "and its own state is not loaded: the loss scale starts from its initial value.",
@@ -164,12 +164,12 @@ def _made_again(script: Script) -> Finding | None:
     return None
 
 
-def _loaded_into_another(script: Script, made: set[str], used: set[str]) -> Finding | None:
+def _loaded_into_another(script: Script, made: set[str], used: set[str]) -> SourceFinding | None:
     """A state that is loaded into a scaler that scales and steps nothing."""
     for owner, call in script.roles.by_method["load_state_dict"]:
         idle = owner in made and owner not in used and not _parameters_of(script, {owner})
         if idle and made & used:
-            return Finding.at(
+            return SourceFinding.at(
                 script.source, call, "scaler_state_lost",
                 f"The scaler's state is loaded into {owner}, and {min(made & used)} is the one "
                 "that scales.",
@@ -177,7 +177,7 @@ def _loaded_into_another(script: Script, made: set[str], used: set[str]) -> Find
     return None
 
 
-def _left_out(script: Script, made: set[str], used: set[str]) -> Finding | None:
+def _left_out(script: Script, made: set[str], used: set[str]) -> SourceFinding | None:
     """A checkpoint of the optimizer's state that leaves out the scaler's, when it is saved or when
     it is loaded."""
     by_method = script.roles.by_method
@@ -198,7 +198,7 @@ def _left_out(script: Script, made: set[str], used: set[str]) -> Finding | None:
             place, verb = saved[0], "saves"
     elif not made & used or "torch.load" not in called:  # another file saves
         return None
-    return Finding.at(
+    return SourceFinding.at(
         script.source, place, "scaler_state_lost",
         f"The checkpoint {verb} the optimizer's state and not that of {min(made)}: after a resume "
         "the loss scale starts anew.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
-from ampscope.ext.preflight.finding import Edit, Finding
+from ampscope.ext.preflight.finding import Edit, SourceFinding
 from ampscope.ext.preflight.roles import Roles
-from ampscope.ext.preflight.source import Source, dotted
+from ampscope.ext.preflight.source import SourceFile, dotted
 
 # Each kind of misuse with its cause and its sentence.
 _KINDS: dict[str, tuple[str, str]] = {
@@ -83,15 +83,15 @@ class Misuse(NamedTuple):
     optimizer: str
 
 
-def finding_of(m: Misuse, source: Source, roles: Roles) -> Finding:
+def finding_of(m: Misuse, source: SourceFile, roles: Roles) -> SourceFinding:
     """A misuse with its sentence and its repair."""
     cause, sentence = _KINDS[m.kind]
     scaler = m.scaler or min(roles.scalers, default="scaler")
     message = sentence.format(scaler=scaler, optimizer=m.optimizer or "optimizer")
-    return Finding.at(source, m.node, cause, message, _repair(m, source, roles))
+    return SourceFinding.at(source, m.node, cause, message, _repair(m, source, roles))
 
 
-def _repair(m: Misuse, source: Source, roles: Roles) -> list[Edit]:
+def _repair(m: Misuse, source: SourceFile, roles: Roles) -> list[Edit]:
     """A repair that changes nothing but the misuse, where there is one."""
     statement = source.statement(m.node)
     if not source.alone_on_its_lines(statement):
@@ -111,7 +111,7 @@ def _repair(m: Misuse, source: Source, roles: Roles) -> list[Edit]:
     return []
 
 
-def _unscale_before(statement: ast.stmt, source: Source, roles: Roles) -> list[Edit]:
+def _unscale_before(statement: ast.stmt, source: SourceFile, roles: Roles) -> list[Edit]:
     """The line before a clip, where its function steps one optimizer and unscales none."""
     function = source.function(statement)
     steps = {

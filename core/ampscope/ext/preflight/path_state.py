@@ -56,7 +56,7 @@ Pending: TypeAlias = Literal["none", "scaled", "unscaled", "unknown"]
 
 
 @dataclass(slots=True)
-class State:
+class PathState:
     """What is known at one point of one path."""
 
     names: dict[str, Value] = field(default_factory=dict)
@@ -71,8 +71,8 @@ class State:
     history: tuple[tuple[str, str, int], ...] = ()  # scaler, optimizer or "update", node
     remainders: tuple[tuple[str, bool], ...] = ()  # how tests with a remainder went
 
-    def copy(self) -> State:
-        return State(
+    def copy(self) -> PathState:
+        return PathState(
             dict(self.names), dict(self.facts), dict(self.stage), dict(self.base),
             dict(self.unscaled), dict(self.recorded), dict(self.pending), self.plain,
             self.unknown_backward, self.history, self.remainders,
@@ -90,7 +90,7 @@ class State:
 class Flow(NamedTuple):
     """States by how they leave a block."""
 
-    next: list[State]
-    breaks: list[State]
-    continues: list[State]
-    returns: list[State]
+    next: list[PathState]
+    breaks: list[PathState]
+    continues: list[PathState]
+    returns: list[PathState]

@@ -26,16 +26,16 @@ from ampscope.ext.preflight.execution import (
     is_gradient,
     walk_here,
 )
-from ampscope.ext.preflight.finding import Finding
+from ampscope.ext.preflight.finding import SourceFinding
 from ampscope.ext.preflight.misuse import Misuse, finding_of
-from ampscope.ext.preflight.path_state import Optimizer, Plain, Scaled, Scaler, State, Value
+from ampscope.ext.preflight.path_state import Optimizer, PathState, Plain, Scaled, Scaler, Value
 from ampscope.ext.preflight.roles import Function, Roles, is_off
-from ampscope.ext.preflight.source import Source, argument, dotted, keyword, number
+from ampscope.ext.preflight.source import SourceFile, argument, dotted, keyword, number
 
 _EDITS = ("div_", "mul_", "copy_", "fill_", "zero_", "add_", "sub_", "data", "nan_to_num_")
 
 
-def check(source: Source, roles: Roles) -> Iterator[Finding]:
+def check(source: SourceFile, roles: Roles) -> Iterator[SourceFinding]:
     """AMP015 to AMP019 of a file: each misuse once, in the order of the text."""
     misuses = _misuses(source, roles)
     raising = {
@@ -47,7 +47,7 @@ def check(source: Source, roles: Roles) -> Iterator[Finding]:
         yield finding_of(m, source, roles)
 
 
-def _misuses(source: Source, roles: Roles) -> list[Misuse]:
+def _misuses(source: SourceFile, roles: Roles) -> list[Misuse]:
     if not roles.scalers:
         return []
     found: dict[tuple[str, ast.AST], Misuse] = {}
@@ -101,7 +101,7 @@ def _never_called(roles: Roles) -> Iterator[Misuse]:
 class _Protocol(Execution):
     """Judges what each path does with scalers and gradients."""
 
-    def __init__(self, source: Source, roles: Roles, entry: Function | ast.Module) -> None:
+    def __init__(self, source: SourceFile, roles: Roles, entry: Function | ast.Module) -> None:
         super().__init__(source, roles, entry)
         # (kind, call, context) -> how remainders went -> [paths on which it is wrong, right]
         self._outcomes: dict[tuple[str, int, tuple[int, ...]], dict[object, list[int]]] = {}
@@ -128,7 +128,7 @@ class _Protocol(Execution):
             if wrong:
                 yield self._wrong[(kind, node)]
 
-    def on(self, scaler: Scaler, state: State) -> bool:
+    def on(self, scaler: Scaler, state: PathState) -> bool:
         return scaler.enabled and state.facts.get(scaler.test, True)
 
     def note(
@@ -136,7 +136,7 @@ class _Protocol(Execution):
         kind: str,
         node: ast.Call,
         wrong: bool,
-        state: State,
+        state: PathState,
         scaler: str = "",
         optimizer: str = "",
         exact: bool = True,
@@ -149,7 +149,7 @@ class _Protocol(Execution):
         if wrong:
             self._wrong.setdefault((kind, id(node)), Misuse(kind, node, scaler, optimizer))
 
-    def event(self, node: ast.Call, state: State, frame: str) -> None:
+    def event(self, node: ast.Call, state: PathState, frame: str) -> None:
         name = dotted(node.func)
         last = name.rpartition(".")[2]
         if isinstance(node.func, ast.Attribute):
@@ -212,14 +212,14 @@ class _Protocol(Execution):
             for n in ast.walk(part)
         )
 
-    def unknown_call(self, node: ast.Call, state: State, frame: str) -> None:
+    def unknown_call(self, node: ast.Call, state: PathState, frame: str) -> None:
         """Code that is not here may do anything with a scaler that it is handed."""
         given = [*node.args, *(k.value for k in node.keywords)]
         handed = any(isinstance(self.value(a, state, frame), Scaler) for a in given)
         if handed or self._reaches_self(node, [dotted(a) for a in given]):
             self.forget(state)
 
-    def forget(self, state: State) -> None:
+    def forget(self, state: PathState) -> None:
         """Nothing is known any more about gradients and scalers."""
         state.stage.clear()
         for scaler in set(state.base) | set(state.pending) | set(state.recorded):
@@ -231,7 +231,7 @@ class _Protocol(Execution):
     # ---- events
 
     def scaler_call(
-        self, method: str, node: ast.Call, scaler: Scaler, state: State, frame: str
+        self, method: str, node: ast.Call, scaler: Scaler, state: PathState, frame: str
     ) -> None:
         assert isinstance(node.func, ast.Attribute)
         test = self.test_key(node.func.value, state, frame)
@@ -265,13 +265,13 @@ class _Protocol(Execution):
         elif method == "update":
             self.update(node, s, owner, state)
 
-    def stage_of(self, s: str, optimizer: str, state: State) -> str:
+    def stage_of(self, s: str, optimizer: str, state: PathState) -> str:
         if not optimizer:
             return "unknown"
         return state.stage.get((s, optimizer), state.base.get(s, "unknown"))
 
     def unscale(
-        self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State
+        self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: PathState
     ) -> None:
         stage = self.stage_of(s, optimizer, state)
         first = state.unscaled.get((s, optimizer)) if stage == "unscaled" else None
@@ -312,7 +312,7 @@ class _Protocol(Execution):
         return True
 
     def scaler_step(
-        self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State
+        self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: PathState
     ) -> None:
         stage = self.stage_of(s, optimizer, state)
         self.note("stepped_twice", node, stage == "stepped", state, owner, written)
@@ -335,7 +335,7 @@ class _Protocol(Execution):
         state.plain, state.unknown_backward = (), False
         state.history = (*state.history, (s, written, id(node)))[-8:]
 
-    def update(self, node: ast.Call, s: str, owner: str, state: State) -> None:
+    def update(self, node: ast.Call, s: str, owner: str, state: PathState) -> None:
         if not node.args and not node.keywords:
             recorded, pending = state.recorded[s], state.pending[s]
             waiting = pending == "scaled" and recorded is not True
@@ -357,7 +357,7 @@ class _Protocol(Execution):
         if state.pending[s] == "scaled":
             state.pending[s] = "unknown"
 
-    def backward(self, node: ast.Call, value: Value, state: State) -> None:
+    def backward(self, node: ast.Call, value: Value, state: PathState) -> None:
         if isinstance(value, Scaled):
             s = value.scaler.name
             written = _scaler_of(node)
@@ -373,7 +373,7 @@ class _Protocol(Execution):
         else:
             state.unknown_backward = True
 
-    def clip(self, node: ast.Call, state: State) -> None:
+    def clip(self, node: ast.Call, state: PathState) -> None:
         for pending in state.pending.values():
             if pending == "none":
                 continue
@@ -388,7 +388,9 @@ class _Protocol(Execution):
                 optimizers[0] if len(optimizers) == 1 else "",
             )
 
-    def direct_step(self, node: ast.Call, optimizer: Optimizer, state: State, frame: str) -> None:
+    def direct_step(
+        self, node: ast.Call, optimizer: Optimizer, state: PathState, frame: str
+    ) -> None:
         written = dotted(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         for s, pending in state.pending.items():
             calm = not state.plain and not state.unknown_backward
@@ -403,13 +405,13 @@ class _Protocol(Execution):
             state.pending[s] = "none"
         state.plain, state.unknown_backward = (), False
 
-    def zeroed(self, state: State) -> None:
+    def zeroed(self, state: PathState) -> None:
         for s, pending in state.pending.items():
             if pending != "unknown":
                 state.pending[s] = "none"
         state.plain, state.unknown_backward = (), False
 
-    def gradients_edited(self, state: State) -> None:
+    def gradients_edited(self, state: PathState) -> None:
         for s, pending in state.pending.items():
             if pending != "none":
                 state.pending[s] = "unknown"

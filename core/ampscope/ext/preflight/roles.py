@@ -7,7 +7,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TypeAlias
 
-from ampscope.ext.preflight.source import Source, dotted, keyword
+from ampscope.ext.preflight.source import SourceFile, dotted, keyword
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 OPTIMIZERS = frozenset(
@@ -22,7 +22,7 @@ OPTIMIZERS = frozenset(
 class Roles:
     """Which names of a file are scalers and optimizers, by how they are made and used."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self.source = source
         self.calls = [n for n in source.nodes if isinstance(n, ast.Call)]
         self.by_method: dict[str, list[tuple[str, ast.Call]]] = defaultdict(list)

@@ -26,7 +26,7 @@ SCHEMA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SarifRule:
     """What one code means."""
 
     code: str
@@ -64,7 +64,7 @@ class SarifResult:
 
 
 def log(
-    rules: Iterable[Rule], results: Sequence[SarifResult], notes: Sequence[str] = ()
+    rules: Iterable[SarifRule], results: Sequence[SarifResult], notes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The log of one run. ``notes`` name what could not be looked at."""
     listed = list(rules)
@@ -99,7 +99,7 @@ def of_diagnosis(report: DiagnosisResult) -> str:
     found += [(f, "warning") for f in report.diagnosis.latent]
     names = sorted({finding.cause for finding, _ in found})
     rules = [
-        Rule(
+        SarifRule(
             CAUSES[name].code,
             name,
             CAUSES[name].title,
@@ -131,7 +131,7 @@ def _place_of(finding: Finding, level: str, report: DiagnosisResult) -> SarifRes
     )
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: SarifRule) -> dict[str, Any]:
     return {
         "id": rule.code,
         "name": "".join(word.capitalize() for word in rule.name.split("_")),

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from ampscope.ext.preflight.roles import Function, Roles
-from ampscope.ext.preflight.source import Source, argument, children, dotted, keyword
+from ampscope.ext.preflight.source import SourceFile, argument, children, dotted, keyword
 
 Dtype: TypeAlias = Literal["fp16", "bf16", "fp32", ""]  # "" is unknown
 
@@ -35,7 +35,7 @@ WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel")  # ShardedGradScal
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class AutocastRegion:
     """One use of autocast as a context or decorator."""
 
     node: ast.Call
@@ -46,16 +46,16 @@ class Region:
 class Script:
     """One file: its source, the roles of its names, and the precision that it writes."""
 
-    def __init__(self, source: Source, roles: Roles) -> None:
+    def __init__(self, source: SourceFile, roles: Roles) -> None:
         self.source, self.roles = source, roles
 
     # ---- regions of autocast
 
     @cached_property
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[AutocastRegion]:
         return [r for c in self.roles.calls if (r := self.region(c)) is not None]
 
-    def region(self, node: ast.AST) -> Region | None:
+    def region(self, node: ast.AST) -> AutocastRegion | None:
         """An autocast call as a region, also by a name that is assigned once."""
         if isinstance(node, ast.Name):
             values = self.assigned.get(node.id, [])
@@ -77,9 +77,9 @@ class Script:
         if given is None and "set_autocast" not in self.source.text:
             dtype = {"cuda": "fp16", "cpu": "bf16"}.get(str(device), "")  # type: ignore[assignment]
         off = isinstance(switch, ast.Constant) and switch.value is False
-        return Region(node, dtype, not off)
+        return AutocastRegion(node, dtype, not off)
 
-    def region_of(self, node: ast.AST) -> Region | None:
+    def region_of(self, node: ast.AST) -> AutocastRegion | None:
         """The innermost region that a node is written in, within its function."""
         at = node
         for up in self.source.above(node):

@@ -46,7 +46,7 @@ _left = _Left()
 
 
 @contextlib.contextmanager
-def bounded_looks(source: Source) -> Iterator[None]:
+def bounded_looks(source: SourceFile) -> Iterator[None]:
     """Within it, :class:`TooMuchWorkError` is raised where the looks that the size of ``source``
     allows are used up."""
     before = _left.looks
@@ -64,7 +64,7 @@ def look(times: int = 1) -> None:
         raise TooMuchWorkError
 
 
-class Source:
+class SourceFile:
     """One file. ``path`` is shown in messages; offsets are characters of ``text``."""
 
     def __init__(self, path: str, text: str, newline: str = "\n", mark: str = "") -> None:
@@ -234,7 +234,7 @@ class Source:
         )
 
 
-def read_source(path: Path, shown: str = "") -> Source:
+def read_source(path: Path, shown: str = "") -> SourceFile:
     """The file at ``path``. Raises BadInput for what cannot be read, is binary, too large or not
     Python."""
     shown = shown or str(path)
@@ -267,11 +267,11 @@ def read_source(path: Path, shown: str = "") -> Source:
     mark = "\ufeff" if data.startswith(b"\xef\xbb\xbf") else ""
     newline = "\r\n" if "\r\n" in text else "\n"
     text = text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    return Source(shown, text, newline, mark)
+    return SourceFile(shown, text, newline, mark)
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes directly within a node of a :class:`Source`."""
+    """The nodes directly within a node of a :class:`SourceFile`."""
     found: list[ast.AST] = node.children  # type: ignore[attr-defined]
     return found
 

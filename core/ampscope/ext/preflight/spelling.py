@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampscope.ext.preflight.finding import Edit, Finding
-from ampscope.ext.preflight.source import Source, dotted
+from ampscope.ext.preflight.finding import Edit, SourceFinding
+from ampscope.ext.preflight.source import SourceFile, dotted
 
 _DEVICES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 _MOVED = ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
 
 
-def check(source: Source) -> Iterator[Finding]:
+def check(source: SourceFile) -> Iterator[SourceFinding]:
     """PRE001: deprecated imports (with their uses) and dotted uses, in no order."""
     for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and node.module in _DEVICES and not node.level:
@@ -34,7 +34,7 @@ def check(source: Source) -> Iterator[Finding]:
                 yield _finding(source, node, module, node.attr, edits or [])
 
 
-def _import(source: Source, node: ast.ImportFrom, device: str) -> Iterator[Finding]:
+def _import(source: SourceFile, node: ast.ImportFrom, device: str) -> Iterator[SourceFinding]:
     names = [alias.name for alias in node.names]
     moved = [name for name in names if name in _MOVED]
     if not moved:
@@ -65,14 +65,16 @@ def _import(source: Source, node: ast.ImportFrom, device: str) -> Iterator[Findi
     yield _finding(source, node, f"torch.{device}.amp", moved[0], edits)
 
 
-def _finding(source: Source, node: ast.AST, module: str, name: str, edits: list[Edit]) -> Finding:
+def _finding(
+    source: SourceFile, node: ast.AST, module: str, name: str, edits: list[Edit]
+) -> SourceFinding:
     given = "device_type=" if name.startswith("custom") else ""
     new = f'torch.amp.{name}({given}"{_DEVICES[module]}")'
     message = f"{module}.{name} is deprecated; write {new}."
-    return Finding.at(source, node, "deprecated_spelling", message, edits)
+    return SourceFinding.at(source, node, "deprecated_spelling", message, edits)
 
 
-def _use(source: Source, node: ast.AST, new: str, device: str) -> list[Edit] | None:
+def _use(source: SourceFile, node: ast.AST, new: str, device: str) -> list[Edit] | None:
     """Edits of one use; None where its arguments cannot be carried over for certain."""
     renamed = Edit(source.start(node), source.end(node), new)
     same = source.segment(node) == new
@@ -102,7 +104,7 @@ def _use(source: Source, node: ast.AST, new: str, device: str) -> list[Edit] | N
     return edits
 
 
-def _is_chosen(source: Source, node: ast.AST) -> bool:
+def _is_chosen(source: SourceFile, node: ast.AST) -> bool:
     """Whether it stands where the file decides by version or availability."""
     return any(
         isinstance(up, ast.Try | ast.ExceptHandler)

@@ -25,7 +25,7 @@ from ampscope.ext.frameworks.keras import instruments
 from ampscope.ext.frameworks.keras.instruments import watching
 from ampscope.ext.frameworks.keras.shared_networks import build
 from ampscope.ext.frameworks.networks import Network, network
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.records import Machine, RunSpec
 
 POLICIES = {
@@ -50,7 +50,7 @@ def seed(seed: int) -> None:
     keras.utils.set_random_seed(seed)
 
 
-def probe(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
+def probe(spec: RunSpec, recorder: FrameworkRecorder, is_cancelled: Callable[[], bool]) -> str:
     """Train; a sentence on what is not recorded."""
     policy = POLICIES.get(spec.precision)
     if policy is None:

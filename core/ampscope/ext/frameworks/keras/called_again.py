@@ -22,7 +22,7 @@ from tensorflow.python.framework import op_callbacks
 from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.keras.op_words import op_kind
 from ampscope.ext.frameworks.keras.values import FLOATS, short_name, values_of
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import TensorBits
 
 _HALF = (tf.float16, tf.bfloat16)
 
@@ -36,7 +36,7 @@ class Called:
     kwargs: dict[str, Any]
     again: Callable[..., Any]
 
-    def in_fp32(self) -> Values | None:
+    def in_fp32(self) -> TensorBits | None:
         """All outputs of the same call in fp32; None where it cannot be made."""
         try:
             with undisturbed(self.layer), fp32_policy(self.layer):
@@ -45,7 +45,7 @@ class Called:
         except Exception:
             return None  # a layer that insists on half precision
         found = [v.floats().astype(np.float32) for o in outputs if (v := values_of(o)) is not None]
-        return Values.of(np.concatenate(found)) if found else None
+        return TensorBits.of(np.concatenate(found)) if found else None
 
     def first_bad_op(self, path: str, line: Callable[[], str]) -> LayerCall | None:
         """The first kernel whose finite inputs gave a non-finite output, and which ones then took
@@ -138,7 +138,7 @@ def _of_op(
     path: str, layer: Any, op_type: str | bytes, inputs: Sequence[Any], attrs: Any,
     outputs: Sequence[Any], line: str,
 ) -> LayerCall:  # fmt: skip
-    def in_fp32() -> Values | None:
+    def in_fp32() -> TensorBits | None:
         return _op_in_fp32(op_type, inputs, attrs, len(outputs))
 
     dtype = next(o.dtype for o in outputs if o.dtype in FLOATS)
@@ -160,7 +160,7 @@ def _kind(op_type: str | bytes) -> str:
 
 def _op_in_fp32(
     op_type: str | bytes, inputs: Sequence[Any], attrs: Any, count: int
-) -> Values | None:
+) -> TensorBits | None:
     """The kernel again with every half-precision input and attribute as fp32."""
     half = {dtype.as_datatype_enum for dtype in _HALF}
     wide = tuple(

@@ -22,8 +22,8 @@ from ampscope.ext.frameworks.keras.layers import LayerWatch
 from ampscope.ext.frameworks.keras.loss_scales import OwnScaler, control_loss_scales
 from ampscope.ext.frameworks.keras.precision import control_precision
 from ampscope.ext.frameworks.keras.steps import LossWatch, StepWatch, scan_weights
-from ampscope.ext.frameworks.keras.training import Training
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.keras.training import KerasTraining
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.patches import Patches
 from ampscope.records import Machine, RunSpec
 from ampscope.runner.child_frame import host_facts
@@ -31,10 +31,10 @@ from ampscope.source_lines import SourceLines, line_name
 
 
 @contextlib.contextmanager
-def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str]]:
+def watching(recorder: FrameworkRecorder, settings: ControlSettings) -> Iterator[list[str]]:
     """Everything on; the list holds sentences on what could not be seen or done."""
     lines = SourceLines()
-    training = Training(recorder, settings, lambda: line_name(lines.where()))
+    training = KerasTraining(recorder, settings, lambda: line_name(lines.where()))
     if keras.backend.backend() != "tensorflow":
         training.note(
             f"Keras runs on {keras.backend.backend()} here: only its TensorFlow backend is watched."
@@ -56,7 +56,7 @@ def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str
             _conclude(training)
 
 
-def _conclude(training: Training) -> None:
+def _conclude(training: KerasTraining) -> None:
     scan_weights(training, "end")
     settings, recorder = training.settings, training.recorder
     if settings.precision == "fp32" and recorder.half_seen:

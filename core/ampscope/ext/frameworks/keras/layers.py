@@ -19,9 +19,9 @@ from tensorflow.python.eager.record import could_possibly_record
 from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.keras.called_again import Called, fp32_policy
 from ampscope.ext.frameworks.keras.op_words import layer_kind, op_kind
-from ampscope.ext.frameworks.keras.training import Training, module_record
+from ampscope.ext.frameworks.keras.training import KerasTraining, module_record
 from ampscope.ext.frameworks.keras.values import FLOATS, short_name, values_of, variable_values
-from ampscope.ext.frameworks.tensors import Values, is_vanished
+from ampscope.ext.frameworks.tensors import TensorBits, is_vanished
 from ampscope.patches import Patches
 
 
@@ -29,7 +29,7 @@ from ampscope.patches import Patches
 class LayerWatch:
     """The layers that are being called, outermost first."""
 
-    training: Training
+    training: KerasTraining
     stack: list[Any] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)  # by path, where it was first called
     known: set[str] = field(default_factory=set)
@@ -95,7 +95,7 @@ class LayerWatch:
             training.recorder.bad(self._described(called, path, values, is_training))
 
     def _described(
-        self, called: Called, path: str, values: tuple[Values, ...], is_training: bool
+        self, called: Called, path: str, values: tuple[TensorBits, ...], is_training: bool
     ) -> LayerCall:
         layer = called.layer
         op = layer_kind(layer)
@@ -148,13 +148,13 @@ def _is_symbolic(args: Any, kwargs: Any) -> bool:
     return any(isinstance(t, keras.KerasTensor) for t in tf.nest.flatten((args, kwargs)))
 
 
-def _weights(layer: Any, is_training: bool) -> tuple[Values, ...]:
+def _weights(layer: Any, is_training: bool) -> tuple[TensorBits, ...]:
     """What the call read: in training not the moving averages, which it has changed by now."""
     variables = getattr(layer, "trainable_weights" if is_training else "weights", ())
     return tuple(v for w in variables if (v := variable_values(w)) is not None)
 
 
-def _inputs(called: Called) -> list[tuple[str, Values]]:
+def _inputs(called: Called) -> list[tuple[str, TensorBits]]:
     """Floating-point tensors that went in, ``input``, ``input.1`` or by keyword."""
     found = []
     for at, value in enumerate((*called.args, *called.kwargs.values())):
@@ -168,7 +168,7 @@ def _inputs(called: Called) -> list[tuple[str, Values]]:
     return found
 
 
-def _values(tensor: Any) -> Values | None:
+def _values(tensor: Any) -> TensorBits | None:
     if isinstance(tensor, np.ndarray):
-        return Values.of(tensor) if tf.as_dtype(tensor.dtype) in FLOATS else None
+        return TensorBits.of(tensor) if tf.as_dtype(tensor.dtype) in FLOATS else None
     return values_of(tensor)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.keras.optimizer_state import is_scaler
-from ampscope.ext.frameworks.keras.training import Training
+from ampscope.ext.frameworks.keras.training import KerasTraining
 from ampscope.patches import Patches
 
 NEVER = 2**31 - 2  # of step_counter, an int32
@@ -50,7 +50,7 @@ class OwnScaler:
             self.good += 1
 
 
-def control_loss_scales(patches: Patches, training: Training) -> None:
+def control_loss_scales(patches: Patches, training: KerasTraining) -> None:
     """Put the settings on every scaler that is made, and on every ``loss_scale_factor``."""
     settings = training.settings
     first = settings.init_scale if settings.scale is None else settings.scale

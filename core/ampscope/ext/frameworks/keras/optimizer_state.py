@@ -9,7 +9,7 @@ import keras
 
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.keras.values import scalar, variable_values
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import TensorBits
 
 # Running means of squared gradients: Adam and its kin, RMSprop; Adagrad's sum of them.
 _SECOND_MOMENTS = ("_velocities", "_accumulators", "_accumulated_grads")
@@ -70,7 +70,7 @@ def epsilon(optimizer: Any) -> float | None:
     return scalar(getattr(inner(optimizer), "epsilon", None))
 
 
-def state_of(optimizer: Any) -> tuple[dict[str, Values], tuple[str, ...]]:
+def state_of(optimizer: Any) -> tuple[dict[str, TensorBits], tuple[str, ...]]:
     """(floating-point state by name, which of them are second moments)."""
     stepping = inner(optimizer)
     rate = id(getattr(stepping, "_learning_rate", None))

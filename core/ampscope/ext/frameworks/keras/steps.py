@@ -37,10 +37,10 @@ from ampscope.ext.frameworks.keras.optimizer_state import (
     state_of,
     static_factor,
 )
-from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
+from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, Backward, KerasTraining, replicas
 from ampscope.ext.frameworks.keras.values import short_name, values_of, variable_values
 from ampscope.ext.frameworks.recorder import ObjectNames, StepFacts
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import TensorBits
 from ampscope.patches import Patches
 
 
@@ -48,7 +48,7 @@ from ampscope.patches import Patches
 class StepWatch:
     """Optimizers in the order in which they first stepped."""
 
-    training: Training
+    training: KerasTraining
     scaler: OwnScaler
     inside: int = 0  # > 0: an optimizer calls its inner one
     optimizers: ObjectNames = field(default_factory=lambda: ObjectNames("optimizer"))
@@ -211,16 +211,16 @@ class _Before:
         self.weights = self.weights_now()
         self.backward, self.lr, self.scaler = backward, lr, scaler
 
-    def weights_now(self) -> dict[str, Values]:
+    def weights_now(self) -> dict[str, TensorBits]:
         return {n: values for n, v, _ in self.named if (values := variable_values(v)) is not None}
 
-    def gradients(self) -> dict[str, Values]:
+    def gradients(self) -> dict[str, TensorBits]:
         return {n: values for n, _, g in self.named if (values := values_of(g)) is not None}
 
 
-def scan_weights(training: Training, moment: str) -> None:
+def scan_weights(training: KerasTraining, moment: str) -> None:
     """All weights that are known, at the start or end."""
-    by_kind: dict[str, dict[str, Values]] = {}
+    by_kind: dict[str, dict[str, TensorBits]] = {}
     for name, kind, variable in training.paths.variable_names().values():
         values = variable_values(variable)
         if values is not None:
@@ -242,7 +242,7 @@ class LossWatch:
     operation more, and bit-identical gradients of the weights.
     """
 
-    training: Training
+    training: KerasTraining
     scaler: OwnScaler
     scaled: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id -> (scaled, unscaled)
 

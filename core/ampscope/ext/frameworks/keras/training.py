@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ampscope.ext.frameworks.adapters import ControlSettings
 from ampscope.ext.frameworks.keras.values import short_name
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.records import ModuleRecord
 
 # Dotted paths of layers, and names of weights.
@@ -178,10 +178,10 @@ class Backward:
 
 
 @dataclass(slots=True)
-class Training:
+class KerasTraining:
     """One per ``watching``."""
 
-    recorder: Recorder
+    recorder: FrameworkRecorder
     settings: ControlSettings
     line: Callable[[], str] = str  # the script's own line that is running
     paths: LayerPaths = field(default_factory=LayerPaths)

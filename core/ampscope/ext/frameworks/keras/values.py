@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import TensorBits
 
 SHORT_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 FLOATS = frozenset((tf.float16, tf.bfloat16, tf.float32, tf.float64))
 
 
-def values_of(tensor: Any) -> Values | None:
+def values_of(tensor: Any) -> TensorBits | None:
     """Bits of an eager floating-point tensor; None for anything else."""
     if isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)  # rows that came twice are added up
@@ -26,10 +26,10 @@ def values_of(tensor: Any) -> Values | None:
     read = getattr(tensor, "_numpy", None)
     if read is None:
         return None  # symbolic, ragged or spread over devices
-    return Values.of(read())
+    return TensorBits.of(read())
 
 
-def variable_values(variable: Any) -> Values | None:
+def variable_values(variable: Any) -> TensorBits | None:
     """Bits of a variable of Keras or TensorFlow as it is now."""
     inner = getattr(variable, "_value", variable)  # of Keras: without its cast to a layer's dtype
     if getattr(inner, "dtype", None) not in FLOATS:

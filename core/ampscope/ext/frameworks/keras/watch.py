@@ -24,7 +24,7 @@ from ampscope.ext.frameworks.keras.fit_readings import FitReadings
 from ampscope.ext.frameworks.keras.instruments import machine, watching
 from ampscope.ext.frameworks.keras.optimizer_state import is_scaler
 from ampscope.ext.frameworks.keras.training import FIRST_REPLICA, modules_of
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.records import Cadence, State
 
@@ -86,7 +86,7 @@ class _Fit:
         self._step = 0
         self._stack = contextlib.ExitStack()
         looks_inside = every > 0 and model.run_eagerly
-        self._recorder = Recorder(Cadence(every, 0, 0), run.keep) if looks_inside else None
+        self._recorder = FrameworkRecorder(Cadence(every, 0, 0), run.keep) if looks_inside else None
         self._lacks_layers = every > 0 and not model.run_eagerly
 
     def begin(self) -> None:

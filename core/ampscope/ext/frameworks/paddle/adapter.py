@@ -22,7 +22,7 @@ from ampscope.ext.frameworks.paddle import instruments
 from ampscope.ext.frameworks.paddle.instruments import watching
 from ampscope.ext.frameworks.paddle.regions import DTYPE_NAMES
 from ampscope.ext.frameworks.paddle.shared_networks import model_of
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.records import Machine, RunSpec
 
 PRECISIONS = ("fp32", "fp16", "fp16-noscaler", "bf16")
@@ -43,10 +43,10 @@ def seed(seed: int) -> None:
     paddle.seed(seed)
 
 
-def probe(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
+def probe(spec: RunSpec, recorder: FrameworkRecorder, is_cancelled: Callable[[], bool]) -> str:
     """Train ``spec.steps`` steps under watch; the notes as one text. Raises Cancelled."""
     with watching(recorder, ControlSettings()) as notes:
-        training = Training(spec)
+        training = PaddleTraining(spec)
         for _ in range(spec.steps):
             if is_cancelled():
                 raise Cancelled("Cancelled; the steps before are kept.")
@@ -54,7 +54,7 @@ def probe(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -
     return " ".join(notes)
 
 
-class Training:
+class PaddleTraining:
     """One training: model, optimizer and scaler made, one step a call."""
 
     def __init__(self, spec: RunSpec) -> None:

@@ -23,7 +23,7 @@ from ampscope.ext.frameworks.paddle.layers import LayerWatch
 from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.ext.frameworks.paddle.seen_ops import OpCounts
 from ampscope.ext.frameworks.paddle.steps import StepWatch
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.patches import Patches
 from ampscope.records import Machine, RunSpec
 from ampscope.runner.child_frame import host_facts
@@ -32,7 +32,7 @@ _NO_EFFECT = ".*can only be enabled on CUDAPlace.*"  # Paddle on a CPU, where au
 
 
 @contextmanager
-def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str]]:
+def watching(recorder: FrameworkRecorder, settings: ControlSettings) -> Iterator[list[str]]:
     """Watch; the list fills with sentences on what could not be seen or done."""
     cpu, notes = on_cpu(), list[str]()
     region = OpenRegion(settings.precision)
@@ -78,7 +78,9 @@ def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str
 class _CountedOps:
     """In the steps whose ops are wanted; those of an optimizer's step are not the model's."""
 
-    def __init__(self, recorder: Recorder, emulation: Emulation, layers: LayerWatch) -> None:
+    def __init__(
+        self, recorder: FrameworkRecorder, emulation: Emulation, layers: LayerWatch
+    ) -> None:
         self._recorder, self._emulation, self._layers = recorder, emulation, layers
         self._counts = OpCounts(self._module)
         self.step_ended()

@@ -20,8 +20,8 @@ from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.ext.frameworks.paddle.rounding import MARK
 from ampscope.ext.frameworks.paddle.seen_ops import FirstBadOp
 from ampscope.ext.frameworks.paddle.values import NAMES, floating_tensors, view
-from ampscope.ext.frameworks.recorder import Recorder
-from ampscope.ext.frameworks.tensors import Values, is_vanished
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
+from ampscope.ext.frameworks.tensors import TensorBits, is_vanished
 from ampscope.patches import Patches
 from ampscope.source_lines import SourceLines, line_name
 
@@ -37,7 +37,7 @@ class LayerWatch:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: FrameworkRecorder,
         paths: LayerPaths,
         in_fp32: InFp32,
         emulation: Emulation | None = None,
@@ -122,7 +122,7 @@ class LayerWatch:
         self.recorder.elapsed_s += time.perf_counter() - started - inside
 
     def _described(
-        self, layer: Any, path: str, given: Any, outputs: tuple[Values, ...], hands_on: bool
+        self, layer: Any, path: str, given: Any, outputs: tuple[TensorBits, ...], hands_on: bool
     ) -> LayerCall:
         return LayerCall(
             path=path,
@@ -143,12 +143,12 @@ class LayerWatch:
         if gradient is not None and gradient.dtype in NAMES:
             self.recorder.backward(path, view(gradient, label))
 
-    def _again(self, layer: Any, given: Any) -> Values | None:
+    def _again(self, layer: Any, given: Any) -> TensorBits | None:
         """The same layer on the same inputs in fp32."""
         with self._rerun(layer):
             found = floating_tensors(self._in_fp32(lambda: layer(*given[0], **given[1])))
             # The tensor may be gone before its bits are read.
-            return Values(view(found[0]).bits.copy(), NAMES[found[0].dtype]) if found else None
+            return TensorBits(view(found[0]).bits.copy(), NAMES[found[0].dtype]) if found else None
         return None
 
     def _closer(self, layer: Any, path: str, given: Any) -> LayerCall | None:
@@ -188,7 +188,7 @@ def _label(tensor: Any) -> str:
     return getattr(tensor, MARK, "")
 
 
-def _own_weights(layer: Any) -> tuple[Values, ...]:
+def _own_weights(layer: Any) -> tuple[TensorBits, ...]:
     return tuple(view(p, _label(p)) for p in floating_tensors(list(layer._parameters.values())))
 
 

@@ -36,7 +36,7 @@ from ampscope.ext.frameworks.paddle.regions import (
 )
 from ampscope.ext.frameworks.paddle.steps import StepWatch
 from ampscope.ext.frameworks.paddle.values import floating_tensors
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.patches import Patches
 from ampscope.records import Cadence
 from ampscope.runner.script_text import execute, folder_of
@@ -62,7 +62,7 @@ class DtypePlan:
 
     half: str
     ops: tuple[PlannedOp, ...]
-    differences: tuple[Difference, ...]  # from Paddle's own statistics of the same pass
+    differences: tuple[PlanDifference, ...]  # from Paddle's own statistics of the same pass
 
     @property
     def as_json(self) -> str:
@@ -98,7 +98,7 @@ class _Stop:
 
 def planned(train: Callable[[], None], half: str = "fp16") -> DtypePlan:
     """Run ``train`` in fp32 up to its first optimizer step."""
-    recorder, paths = Recorder(Cadence(0, 0, 0)), LayerPaths()
+    recorder, paths = FrameworkRecorder(Cadence(0, 0, 0)), LayerPaths()
     layers = LayerWatch(recorder, paths, lambda run: run())
     ops = PlannedOps(half, lambda: layers.path if paths.roots else None, lambda: list(paths.roots))
     steps = StepWatch(recorder, paths, listener=_Stop())
@@ -252,7 +252,7 @@ Statistics = dict[str, dict[str, int]]  # calls by op and column: fp16, bf16, fp
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PlanDifference:
     """An op that was counted differently."""
 
     op: str
@@ -292,14 +292,14 @@ def paused() -> Iterator[None]:
         paddle.set_flags({_FLAG: 1})
 
 
-def differences(seen: Mapping[str, int], statistics: Statistics) -> list[Difference]:
+def differences(seen: Mapping[str, int], statistics: Statistics) -> list[PlanDifference]:
     """Ops on whose floating-point calls the two do not agree: one of them has missed some. ``seen``
     has Paddle's names of a CPU build, see :func:`on_a_cpu`."""
     halves = _COLUMNS[:3]
     counted = {op: sum(by[column] for column in halves) for op, by in statistics.items()}
     names = {op for op in (*seen, *counted) if op not in NOT_COUNTED}
     return [
-        Difference(op, seen.get(op, 0), counted.get(op, 0))
+        PlanDifference(op, seen.get(op, 0), counted.get(op, 0))
         for op in sorted(names)
         if seen.get(op, 0) != counted.get(op, 0)
     ]

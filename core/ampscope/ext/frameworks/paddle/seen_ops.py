@@ -18,7 +18,7 @@ from ampscope.ext.frameworks.bad_layers import LayerCall
 from ampscope.ext.frameworks.paddle.op_names import FIRST_INPUT_ONLY
 from ampscope.ext.frameworks.paddle.rounding import MARK
 from ampscope.ext.frameworks.paddle.values import NAMES, floating_tensors, view
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import TensorBits
 from ampscope.records import OpRecord
 from ampscope.source_lines import SourceLines, line_name
 
@@ -125,12 +125,12 @@ def _is_finite(tensor: Any) -> bool:
     return bool(np.isfinite(view(tensor).floats()).all())
 
 
-def _kept(tensor: Any, label: str) -> Values:
+def _kept(tensor: Any, label: str) -> TensorBits:
     values = view(tensor, label if label != NAMES[tensor.dtype] else "")
-    return Values(values.bits.copy(), values.dtype, values.label)
+    return TensorBits(values.bits.copy(), values.dtype, values.label)
 
 
-def _copied(run: Callable[[], Any]) -> Values | None:
+def _copied(run: Callable[[], Any]) -> TensorBits | None:
     """The first output of ``run``, which the op's own errors do not end."""
     try:
         with paddle.no_grad():

@@ -27,8 +27,8 @@ from ampscope.ext.frameworks.paddle.values import (
     subclasses,
     view,
 )
-from ampscope.ext.frameworks.recorder import ObjectNames, Recorder, StepFacts
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.recorder import FrameworkRecorder, ObjectNames, StepFacts
+from ampscope.ext.frameworks.tensors import TensorBits
 from ampscope.patches import Patches
 
 _Optimizer: Any = paddle.optimizer.Optimizer
@@ -51,7 +51,7 @@ class StepWatch:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: FrameworkRecorder,
         paths: LayerPaths,
         half: HalfParameters | None = None,
         listener: PaddleStepListener | None = None,
@@ -177,10 +177,10 @@ class Look:
 
     parameters: list[Any] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
-    gradients: dict[str, Values] = field(default_factory=dict)
-    before: dict[str, Values] = field(default_factory=dict)
+    gradients: dict[str, TensorBits] = field(default_factory=dict)
+    before: dict[str, TensorBits] = field(default_factory=dict)
 
-    def after(self) -> dict[str, Values]:
+    def after(self) -> dict[str, TensorBits]:
         """The weights now, in place."""
         return {self.names[id(p)]: view(p, getattr(p, MARK, "")) for p in self.parameters}
 
@@ -211,7 +211,7 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for parameter in found if not parameter.stop_gradient]
 
 
-def state_of(optimizer: Any, names: dict[int, str], parameters: list[Any]) -> dict[str, Values]:
+def state_of(optimizer: Any, names: dict[int, str], parameters: list[Any]) -> dict[str, TensorBits]:
     """Accumulators by "kind.parameter", in place. Powers of the betas are left out: one number
     each, and no state of the training."""
     half = keeps_half_state(optimizer)
@@ -226,7 +226,7 @@ def state_of(optimizer: Any, names: dict[int, str], parameters: list[Any]) -> di
     return found
 
 
-def second_moments(state: dict[str, Values]) -> tuple[str, ...]:
+def second_moments(state: dict[str, TensorBits]) -> tuple[str, ...]:
     """Names of those in ``state`` that average squared gradients."""
     return tuple(name for name in state if name.partition(".")[0] in _SECOND_MOMENTS)
 
@@ -247,11 +247,13 @@ def growth_counter(scaler: Any) -> int:
     return int((scaler._incr_count + 1) % scaler._incr_every_n_steps)
 
 
-def scan_weights(recorder: Recorder, paths: LayerPaths, moment: str, trained: list[Any]) -> None:
+def scan_weights(
+    recorder: FrameworkRecorder, paths: LayerPaths, moment: str, trained: list[Any]
+) -> None:
     """All weights and buffers at the start or end of a run, for the rules. ``trained``: the
     parameters that some optimizer has; all others are frozen."""
     known = {id(parameter) for parameter in trained}
-    kinds: dict[str, dict[str, Values]] = {"parameter": {}, "frozen": {}, "buffer": {}}
+    kinds: dict[str, dict[str, TensorBits]] = {"parameter": {}, "frozen": {}, "buffer": {}}
     for name, parameter in paths.parameters().items():
         kind = "parameter" if id(parameter) in known else "frozen"
         kinds[kind][name] = view(parameter, getattr(parameter, MARK, ""))

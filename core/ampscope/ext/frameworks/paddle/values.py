@@ -1,4 +1,4 @@
-"""A Paddle tensor as ``Values``: the bits where they lie, or a copy of them.
+"""A Paddle tensor as ``TensorBits``: the bits where they lie, or a copy of them.
 
 ``Tensor.numpy()`` copies, and a run that counts every layer would copy every activation; on a CPU
 the memory is read in place instead. bf16 has no NumPy dtype: its bits are uint16.
@@ -18,7 +18,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from ampscope.ext.frameworks.tensors import Values
+from ampscope.ext.frameworks.tensors import TensorBits
 
 NAMES = {
     paddle.float16: "fp16",
@@ -39,16 +39,16 @@ def is_floating(value: object) -> bool:
     return isinstance(value, paddle.Tensor) and value.dtype in NAMES and value._is_initialized()
 
 
-def view(tensor: Any, label: str = "") -> Values:
+def view(tensor: Any, label: str = "") -> TensorBits:
     """The bits in place where that is possible: good until ``tensor`` changes."""
     name = NAMES[tensor.dtype]
-    return Values(_bits(tensor, name), name, label)
+    return TensorBits(_bits(tensor, name), name, label)
 
 
-def copy(tensor: Any, label: str = "") -> Values:
+def copy(tensor: Any, label: str = "") -> TensorBits:
     """The bits as they are now."""
     name = NAMES[tensor.dtype]
-    return Values(_bits(tensor, name).copy(), name, label)
+    return TensorBits(_bits(tensor, name).copy(), name, label)
 
 
 def memory(tensor: Any) -> NDArray[np.float32] | None:

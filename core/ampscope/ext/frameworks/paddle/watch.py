@@ -27,7 +27,7 @@ from ampscope.ext.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.ext.frameworks.paddle.layers import LayerWatch
 from ampscope.ext.frameworks.paddle.regions import OpenRegion
 from ampscope.ext.frameworks.paddle.steps import StepWatch
-from ampscope.ext.frameworks.recorder import Recorder
+from ampscope.ext.frameworks.recorder import FrameworkRecorder
 from ampscope.ext.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.patches import Patches
 from ampscope.records import RunSpec, State
@@ -109,7 +109,7 @@ class _Training:
 
     def __init__(self, run: WatchRun, spec: RunSpec) -> None:
         self.run = run
-        self.recorder = Recorder(spec.cadence, run.keep)
+        self.recorder = FrameworkRecorder(spec.cadence, run.keep)
         paths = LayerPaths()
         self._steps = StepWatch(self.recorder, paths, is_sparing=True)
         in_fp32 = AppliedSettings(ControlSettings(), OpenRegion(), None).in_fp32
