@@ -204,8 +204,8 @@ STILL_RUNNING = "It was still running when it was exported."
 
 def write(store: Path, runs: Sequence[Contents], origin: str) -> list[str]:
     """Write checked runs in one transaction, all of them or none. Returns the ids in the store, in
-    the same order. A run whose id is taken gets a new one, and
-    every group gets a new name: imported runs must not join a diagnosis that is there."""
+    the same order. A run whose id is taken gets a new one, and every group gets a new name:
+    imported runs must not join a diagnosis that is there."""
     connection = db.open_for_writing(store)
     with contextlib.closing(connection), db.translated(store), db.transaction(connection):
         ids = {run.info.id: _free(connection, run.info.id) for run in runs}
