@@ -186,8 +186,8 @@ def _step(training: Training) -> RecordedStep:
 def script_step(spec: records.RunSpec, device: torch.device) -> RecordedStep:
     """The step between the first and the second step of the script's first optimizer, so that the
     first has warmed everything up; then the script is ended. A step that GradScaler skips counts
-    too: its matmuls ran. Raises BadInput when it makes none, when it raises, and
-    when it trains on another device than the one that is measured."""
+    too: its matmuls ran. Raises BadInput when it makes none, when it raises, and when it trains on
+    another device than the one that is measured."""
     with ModulePaths() as paths, stage(spec.workload, spec.args):
         models = ScriptModels(paths)
         recording = _Recording(models, device)
