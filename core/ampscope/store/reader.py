@@ -331,8 +331,7 @@ def _whole(query: Query, run_id: str) -> Block | None:
     if span is None:
         return None
     size = SIZES[TOP]  # whole blocks of the top level: nothing is recorded beyond the ends
-    first, last = span[0] // size * size, (span[1] // size + 1) * size - 1
-    blocks = cover(query, run_id, first, last)
+    blocks = cover(query, run_id, span[0] // size * size, (span[1] // size + 1) * size - 1)
     return combined(blocks) if blocks else None
 
 

@@ -208,12 +208,8 @@ def why_none(use: PrecisionUse) -> str:
     """Why nothing ran in half precision, without a full stop."""
     if not use.reasons:
         return "it opens no autocast region and has no half-precision weights or inputs"
-    return "; ".join(
-        _REASONS[reason.kind].format(
-            what=reason.what, at=f" at {reason.line}" if reason.line else ""
-        )
-        for reason in use.reasons[:MAX_REASONS]
-    )
+    shown = ((r.kind, r.what, f" at {r.line}" if r.line else "") for r in use.reasons[:MAX_REASONS])
+    return "; ".join(_REASONS[kind].format(what=what, at=at) for kind, what, at in shown)
 
 
 def precision_no_fault(use: PrecisionUse) -> str:
