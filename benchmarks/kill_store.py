@@ -31,7 +31,7 @@ from contest import setting
 from ampscope.errors import StoreError
 from ampscope.numerics.histogram import POS_ZERO, RAW_LEN
 from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
-from ampscope.store import frames as frame_thinning
+from ampscope.store import frame_thinning
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 

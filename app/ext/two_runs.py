@@ -23,12 +23,11 @@ from ampscope.numerics.formats import FORMATS
 from ampscope.records import OP_STEP, Frame, Role, RunInfo, ShadowRecord, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.story.palette import MEASURE, OVERFLOW
-from ampscope.story.shared import format_of
+from ampscope.story.shared import ROLE_NAMES, format_of
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import mirrored_bars
 from app.figures.training import DrawnCurve, paired_curves
-from app.gradients.frames import ROLE_NAMES
 from app.gradients.page import bins_table, pick_role
 from app.runs import run_page
 from app.runs.module_names import name_of

@@ -23,19 +23,12 @@ from ampscope.numerics.histogram import Raw, add_rows
 from ampscope.records import Frame, Role, RunInfo, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
-from ampscope.story.shared import format_of
+from ampscope.story.shared import ROLE_NAMES, format_of
 from app import store
 from app.runs.loss_scales import optimizers, skip_evidence
 from app.runs.module_names import names_by_index
 from app.text import power, power_of_two
 
-ROLE_NAMES = {  # in the order in which they are offered
-    Role.GRAD_OUTPUT: "output gradients",
-    Role.WEIGHT_GRAD: "weight gradients",
-    Role.ACTIVATION: "activations",
-    Role.WEIGHT: "weights",
-    Role.UPDATE: "weight updates",
-}
 Ranks = tuple[RunInfo, ...]
 Span = tuple[int, int]  # first and last step of a frame
 

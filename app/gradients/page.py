@@ -26,13 +26,13 @@ from ampscope.numerics.histogram import (
 )
 from ampscope.records import Role, RunInfo
 from ampscope.store.series import ModuleSeries
+from ampscope.story.shared import ROLE_NAMES
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
 from app.figures.underflow import PANELS, ShadowCounts, underflow_lines, underflow_map
 from app.gradients import words
 from app.gradients.frames import (
-    ROLE_NAMES,
     Ranks,
     RoleFrames,
     RoleSnapshot,

@@ -10,7 +10,8 @@ from ampscope.analysis import underflow
 from ampscope.analysis.distribution import LOST, NONFINITE, NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampscope.numerics.histogram import Raw
 from ampscope.records import ShadowRecord
-from app.gradients.frames import ROLE_NAMES, ScaleView
+from ampscope.story.shared import ROLE_NAMES
+from app.gradients.frames import ScaleView
 from app.text import count, cut, percent, plural, share
 
 

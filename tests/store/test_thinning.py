@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ampscope.numerics.histogram import NAN, RAW_LEN
 from ampscope.records import Frame, Role, RunSpec, StepRecord, StepTotals
-from ampscope.store import frames as frame_thinning
+from ampscope.store import frame_thinning
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 

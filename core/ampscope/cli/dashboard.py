@@ -40,6 +40,18 @@ from ampscope.pythons import check_diagnoses, named_python
 
 END_S = 10.0  # a page that is being drawn ends first
 START_S = 60.0  # a loaded machine; an idle one takes 2 s
+TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py
+TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"
+LINK = "AMPSCOPE_CLASSROOM_LINK"  # for students, as it was printed
+DASHBOARD_TOKEN = "AMPSCOPE_TOKEN"  # of a dashboard without a class
+PUBLIC_URL = "AMPSCOPE_PUBLIC_URL"  # the address at which browsers find the dashboard
+# After every run of a page Streamlit collects garbage of all generations, which takes 90 ms with
+# pandas and plotly loaded, six times what moving a lesson's slider takes otherwise. Python's own
+# collector does it when there is need (benchmarks/results/classroom_load.json has the memory).
+_STREAMLIT = ("--runner.postScriptGC", "false")
+_SECRETS = Path(".streamlit") / "secrets.toml"
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+")  # stands in a link as it is
+MIN_TOKEN = 16  # characters of a token that an operator brings along; one made here has 43
 
 
 @click.command()
@@ -163,65 +175,6 @@ def dashboard(
     sys.exit(status)
 
 
-def _checked_python(text: str) -> str:
-    """``NAME=PATH`` with the path made absolute. Raises BadInput where it can diagnose nothing."""
-    python = named_python(text)
-    check_diagnoses(python)
-    return f"{python.name}={python.executable}"
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """Tell the server to end, and wait for it. Ctrl-C in a terminal has told it already; a signal
-    to this process alone has not."""
-    if server.poll() is None:
-        server.terminate()
-        try:
-            server.wait(END_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def _announced(base: str, token: str) -> str:
-    """Print the dashboard's link; returns it."""
-    if not token:
-        click.echo(f"Dashboard: {base}/")
-        click.echo("Without a token every user of this machine can use it, and run code with it.")
-        return f"{base}/"
-    click.echo(f"Dashboard: {base}/open/{token}")
-    click.echo("The link holds for a browser until that is closed. Who has it can run code here.")
-    return f"{base}/open/{token}"
-
-
-def _answers(host: str, port: int, server: subprocess.Popen[bytes]) -> bool:
-    """Wait until the server accepts connections; False where it ended instead."""
-    to = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    deadline = time.monotonic() + START_S
-    while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection((to, port), timeout=1):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-@contextlib.contextmanager
-def _browser(link: str) -> Iterator[None]:
-    """Open ``link`` by way of a file that this user alone can read, and that goes with the server:
-    a browser's command line is seen by every user of the machine."""
-    with TemporaryFolder() as folder:  # 0700
-        page = Path(folder) / "dashboard.html"
-        page.touch(0o600)
-        to = html.escape(link)
-        page.write_text(
-            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
-            f'<meta http-equiv="refresh" content="0;url={to}"><title>ampscope</title>'
-            f'<a href="{to}">Open the dashboard</a>\n',
-            encoding="utf-8",
-        )
-        webbrowser.open(page.as_uri())
-        yield
-
-
 def main_file() -> Path:
     """``app/main.py``: inside the wheel, else at the top of the checkout."""
     package = Path(str(resources.files(ampscope)))
@@ -229,6 +182,19 @@ def main_file() -> Path:
         if (folder / "app" / "main.py").is_file():
             return folder / "app" / "main.py"
     raise AmpscopeError("The dashboard's files are missing. Install ampscope again.")
+
+
+def _checked_python(text: str) -> str:
+    """``NAME=PATH`` with the path made absolute. Raises BadInput where it can diagnose nothing."""
+    python = named_python(text)
+    check_diagnoses(python)
+    return f"{python.name}={python.executable}"
+
+
+def _free_port(host: str) -> int:
+    """One that no program has now. Raises BadInput where this machine is not ``host``."""
+    with _bound(host, 0) as tried:
+        return int(tried.getsockname()[1])
 
 
 def _public(url: str) -> list[str]:
@@ -245,35 +211,6 @@ def _public(url: str) -> list[str]:
     return ["--browser.serverAddress", parts.hostname, "--browser.serverPort", str(port)]
 
 
-def _free_port(host: str) -> int:
-    """One that no program has now. Raises BadInput where this machine is not ``host``."""
-    with _bound(host, 0) as tried:
-        return int(tried.getsockname()[1])
-
-
-def _is_free(host: str, port: int) -> None:
-    """Raises BadInput before a link is printed that would open another user's server. The server
-    holds the other family's port itself (app/server.py)."""
-    with _bound(host, port), loopback.held(host, port):
-        pass
-
-
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((host, port))
-        except (OSError, UnicodeError) as error:  # no name that a network knows
-            why = getattr(error, "strerror", None) or error
-            option = "--port" if port else "--host"  # any port was asked for: the host it is
-            raise BadInput(
-                f"{host}:{port} cannot be served ({why}). Choose another with {option}."
-            ) from error
-        yield tried
-
-
 def _shown(host: str) -> str:
     """An address that another browser can open: the machine's name, where it leads there."""
     if host not in ("0.0.0.0", "::", ""):
@@ -288,31 +225,13 @@ def _shown(host: str) -> str:
     return "127.0.0.1" if name == "localhost" else name
 
 
-# A class as ``ampscope dashboard --classroom`` starts it: its secret and its links.
-#
-# The teacher's token goes to the server in its environment: the command line of a process is seen
-# by every user of a machine, its environment by its owner alone. If it is set beforehand, the link
-# stays the same after a restart.
-
-
-TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py
-TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"
-LINK = "AMPSCOPE_CLASSROOM_LINK"  # for students, as it was printed
-DASHBOARD_TOKEN = "AMPSCOPE_TOKEN"  # of a dashboard without a class
-PUBLIC_URL = "AMPSCOPE_PUBLIC_URL"  # the address at which browsers find the dashboard
-# After every run of a page Streamlit collects garbage of all generations, which takes 90 ms with
-# pandas and plotly loaded, six times what moving a lesson's slider takes otherwise. Python's own
-# collector does it when there is need (benchmarks/results/classroom_load.json has the memory).
-_STREAMLIT = ("--runner.postScriptGC", "false")
-_SECRETS = Path(".streamlit") / "secrets.toml"
-_TOKEN = re.compile(r"[A-Za-z0-9_-]+")  # stands in a link as it is
-MIN_TOKEN = 16  # characters of a token that an operator brings along; one made here has 43
-
-
 def class_environment(
     given: Mapping[str, str], *, sign_in: bool, teachers: Sequence[str]
 ) -> dict[str, str]:
-    """What the server needs to know. Raises BadInput for a class that has no teacher."""
+    """What the server of a class needs to know. The teacher's token goes to it in its environment:
+    the command line of a process is seen by every user of a machine, its environment by its owner
+    alone. If it is set beforehand, the link stays the same after a restart. Raises BadInput for a
+    class that has no teacher."""
     if sign_in != bool(teachers):
         raise BadInput(
             "Signing in takes both: --sign-in, and --teacher with the address of each teacher."
@@ -359,6 +278,29 @@ def clear(environment: dict[str, str]) -> None:
         environment.pop(name, None)
 
 
+def _is_free(host: str, port: int) -> None:
+    """Raises BadInput before a link is printed that would open another user's server. The server
+    holds the other family's port itself (app/server.py)."""
+    with _bound(host, port), loopback.held(host, port):
+        pass
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except (OSError, UnicodeError) as error:  # no name that a network knows
+            why = getattr(error, "strerror", None) or error
+            option = "--port" if port else "--host"  # any port was asked for: the host it is
+            raise BadInput(
+                f"{host}:{port} cannot be served ({why}). Choose another with {option}."
+            ) from error
+        yield tried
+
+
 def announce(environment: Mapping[str, str]) -> None:
     """Print the links."""
     base = environment[LINK].rstrip("/")
@@ -371,3 +313,55 @@ def announce(environment: Mapping[str, str]) -> None:
     click.echo(
         "If students cannot open theirs, name the machine as they do: --public-url http://NAME:PORT"
     )
+
+
+def _announced(base: str, token: str) -> str:
+    """Print the dashboard's link; returns it."""
+    if not token:
+        click.echo(f"Dashboard: {base}/")
+        click.echo("Without a token every user of this machine can use it, and run code with it.")
+        return f"{base}/"
+    click.echo(f"Dashboard: {base}/open/{token}")
+    click.echo("The link holds for a browser until that is closed. Who has it can run code here.")
+    return f"{base}/open/{token}"
+
+
+def _answers(host: str, port: int, server: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server accepts connections; False where it ended instead."""
+    to = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    deadline = time.monotonic() + START_S
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((to, port), timeout=1):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@contextlib.contextmanager
+def _browser(link: str) -> Iterator[None]:
+    """Open ``link`` by way of a file that this user alone can read, and that goes with the server:
+    a browser's command line is seen by every user of the machine."""
+    with TemporaryFolder() as folder:  # 0700
+        page = Path(folder) / "dashboard.html"
+        page.touch(0o600)
+        to = html.escape(link)
+        page.write_text(
+            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+            f'<meta http-equiv="refresh" content="0;url={to}"><title>ampscope</title>'
+            f'<a href="{to}">Open the dashboard</a>\n',
+            encoding="utf-8",
+        )
+        webbrowser.open(page.as_uri())
+        yield
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Tell the server to end, and wait for it. Ctrl-C in a terminal has told it already; a signal
+    to this process alone has not."""
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()

@@ -1,7 +1,13 @@
-"""``ampscope diagnose`` and ``ampscope run``: any training script, untouched."""
+"""``ampscope diagnose`` and ``ampscope run``: any training script, untouched; and ``ampscope
+replay``: a failing step of a watched training.
+
+A diagnosis goes to people as a report, to programs as JSON (:class:`Output`), and to CI as an exit
+status (:func:`status_of`).
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -13,8 +19,9 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -43,65 +50,45 @@ from ampscope.story import fix_words
 from ampscope.story.diagnosis import cause_so_far, summary
 from ampscope.story.document import visible
 
-# Refuse what is no Python script, or no limit, before a process is started for it.
-
-
-def checked_limits(steps: int, time_limit_s: float, memory_limit_mib: int) -> None:
-    """Raises BadInput for limits under which nothing can run."""
-    if steps < 1 or not (math.isfinite(time_limit_s) and time_limit_s > 0) or memory_limit_mib < 0:
-        raise BadInput("Steps and the time limit must be positive, the memory limit 0 or more.")
-
-
-def checked_script(script: str, instead: str = "") -> str:
-    """The script's absolute path. Raises BadInput with what is wrong with it; ``instead`` is what
-    the command takes in place of a folder's script, as in " or use -m"."""
-    path = Path(script)
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if script.startswith("-"):  # what is unknown is taken for the script's own
-            raise BadInput(
-                f"There is no option {script}. --help lists those that there are."
-            ) from error
-        raise BadInput(f"There is no file {script}.") from error
-    except OSError as error:
-        raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
-    if path.is_dir():
-        raise BadInput(f"{script} is a folder. Name the script in it{instead}.")
-    if not path.is_file():
-        raise BadInput(f"{script} is not a file.")
-    try:
-        size = path.stat().st_size
-        if size > LARGEST_SOURCE:  # parsing 100 MB takes minutes and gigabytes
-            raise BadInput(
-                f"{script} is too large for a script: {size:,} bytes; the limit is "
-                f"{LARGEST_SOURCE:,}."
-            )
-        text = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
-    if b"\0" in text:
-        raise BadInput(f"{script} is not Python: it is a binary file.")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script's own run shows them
-            compile(text, script, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        at = f" at line {error.lineno}" if error.lineno else ""
-        raise BadInput(f"{script} is not Python: {error.msg}{at}.") from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise BadInput(f"{script} is not Python that can be compiled: {error}.") from error
-    return str(path.absolute())
-
-
 EXIT_COULD_NOT_RUN = 2
 STEPS = 200  # of a long script; a short one ends by itself, so that its evaluation is seen too
 GRACE_S = 12.0
 _SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+CAPTURED_STEP = "-m ampscope.watcher.captured_step"
+EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
+STANDARD_OUTPUT = Path("-")
+CANCELLED = "Cancelled. What was recorded is kept."
+TIME_IS_UP = "The time of --time is up. What was recorded is kept."
+PIPE_WIDTH = 120  # columns where no terminal sets them
 
 
-def script_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options that both commands take."""
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """What both commands are told of a script: which it is, and how it is run. A field is a name of
+    click's."""
+
+    script: str
+    args: tuple[str, ...]
+    module: bool
+    steps: int | None  # None: the usual number, from the first in half precision
+    skip_to: int
+    time_limit: float  # seconds of each run
+    memory_limit: int  # MiB
+    policy: str
+    rehearsed: str
+    framework: str
+    quiet: bool
+    store: Path
+
+
+def script_options(body: Callable[..., None]) -> Callable[..., None]:
+    """Options that both commands take, for ``body`` as one argument."""
+
+    @functools.wraps(body)
+    def command(**values: Any) -> None:
+        own = {name: values.pop(name) for name in ScriptOptions.__dataclass_fields__}
+        body(ScriptOptions(**own), **values)
+
     for option in (
         click.argument("args", nargs=-1, type=click.UNPROCESSED),
         click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m."),
@@ -216,12 +203,9 @@ def _document_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--strict", is_flag=True, help="Exit with 1 for latent losses of numbers, too.")
 @script_options
 def diagnose(
-    script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
-    time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
-    quiet: bool, store: Path,
-    json_out: Path | None, no_verify: bool, again: bool, strict: bool,
-    capsule: Path | None, trust: str, time_s: float,
-    in_place: bool, on: str | None = None, **documents: Path | None,
+    asked: ScriptOptions, json_out: Path | None, no_verify: bool, again: bool, strict: bool,
+    capsule: Path | None, trust: str, time_s: float, in_place: bool, on: str | None = None,
+    **documents: Path | None,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -231,7 +215,7 @@ def diagnose(
     """
     output = Output(json_out, documents)
     progress = Console(stderr=True)
-    show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
+    show = None if asked.quiet else (lambda text: click.echo(text, nl=False, err=True))
     so_far: list[DiagnosisResult] = []
 
     def hear(report: DiagnosisResult) -> None:
@@ -243,31 +227,25 @@ def diagnose(
     try:
         if not time_s > 0:
             raise BadInput("--time takes a positive number of seconds.")
-        if capsule is None and not script:
+        if capsule is None and not asked.script:
             raise BadInput("Name the script to diagnose, or a step with --capsule.")
         if trust and capsule is None:
             raise BadInput("--trust goes with --capsule. A script is run unchanged.")
         if in_place and (on or again):
             raise BadInput("--in-place is for runs of this machine: leave --on and --again out.")
-        if again and args:
-            raise BadInput(f"--again takes a run alone: put {shlex.join(args)} before it.")
-        if again:
-            report = _judged_again(script, store)
+        if again and asked.args:
+            raise BadInput(f"--again takes a run alone: put {shlex.join(asked.args)} before it.")
+        if again:  # the conclusion of today's rules takes the old one's place
+            before, report = judge_again(asked.store, asked.script)
+            click.echo(fix_words.change(before, report), err=True)
         else:
-            spec = (
-                captured_spec(capsule, trust, script, policy, time_limit, memory_limit, rehearsed)
-                if capsule is not None
-                else _spec(
-                    script, args, module, steps, skip_to, time_limit, memory_limit, policy,
-                    rehearsed, framework,
-                )
-            )  # fmt: skip
+            spec = _spec(asked) if capsule is None else captured_spec(capsule, trust, asked)
             if not on and spec.framework == TORCH:  # jobs run on other machines
                 say_unused_gpu()
             with stopping.within(time_s):
                 report = run_diagnosis(
                     spec,
-                    store,
+                    asked.store,
                     lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
                     show,
                     not no_verify,
@@ -279,7 +257,7 @@ def diagnose(
         reason = reason_of(error)
         stopping.ignore()  # whatever comes now, this is how it ended
         if not so_far:
-            output.write(could_not_run(script or str(capsule or ""), policy, reason))
+            output.write(could_not_run(asked.script or str(capsule or ""), asked.policy, reason))
             raise AmpscopeError(reason) from error
         click.echo(f"ampscope: {visible(reason)}", err=True)
         (report,) = so_far
@@ -289,111 +267,33 @@ def diagnose(
     sys.exit(status_of(report, strict=strict))
 
 
-def _judged_again(run_id: str, store: Path) -> DiagnosisResult:
-    """The conclusion of today's rules on a stored diagnosis, which takes the old one's place."""
-    before, after = judge_again(store, run_id)
-    click.echo(fix_words.change(before, after), err=True)
-    return after
-
-
-CAPTURED_STEP = "-m ampscope.watcher.captured_step"
-
-
-def captured_spec(
-    capsule: Path, trust: str, script: str, policy: str, time_limit: float, memory_limit: int,
-    rehearsed: str,
-) -> RunSpec:  # fmt: skip
-    """The spec of a capsule's step as a script. It is run again once, as `ampscope replay` does,
-    which imports the model's code and says what is wrong with it or with the capsule.
-
-    Raises BadInput without ``trust``, and for what cannot be replayed.
-    """
-    if script:
-        raise BadInput(f"--capsule takes the place of a script: leave {script} out.")
-    if not os.path.isfile(capsule):  # Path.is_file raises below a folder that cannot be entered
-        raise BadInput(f"There is no capsule at {capsule}.")
-    if not trust:
-        raise BadInput(
-            "A capsule holds no code, and none is imported unless you trust it. Name your function "
-            f"that returns the model: ampscope diagnose --capsule {shlex.quote(str(capsule))} "
-            "--trust FILE.py:build"
-        )
-    checked_limits(1, time_limit, memory_limit)
-    file, colon, function = trust.partition(":")
-    if file.endswith(".py") and os.path.isfile(file):
-        trust = f"{Path(file).absolute()}{colon}{function}"
-    arguments = (str(capsule.absolute()), "--model", trust)
-    command = [*started("ampscope.watcher.replay_child"), *arguments, "--json"]
-    done = subprocess.run(
-        command, env=ends_with_us(child_environment()), capture_output=True, text=True, check=False
-    )
-    if done.returncode not in (0, 1):
-        said = done.stderr.strip().splitlines()
-        why = (
-            said[-1].removeprefix("ampscope: ")
-            if said
-            else "The replay exited without reporting an error."
-        )
-        raise BadInput(why)
-    # What the user's own code prints comes first.
-    about = json.loads(done.stdout[done.stdout.index('{\n  "schema"') :])["about"]
-    return RunSpec(
-        workload=CAPTURED_STEP,
-        kind="script",
-        steps=STEPS,
-        policy=about["policy"] if policy == "auto" else policy,
-        rehearsed=rehearsed,
-        time_limit_s=time_limit,
-        memory_limit_mib=memory_limit,
-        args=arguments,
-        label=f"step {about['step']} of run {about['run']}",
-        precision="as_is",
-        group=secrets.token_hex(4),
-    )
-
-
 @click.command("run", context_settings=_SCRIPT)
 @click.argument("script")
 @click.option("--fix", default="as_is", help=f"Interventions, joined with ';': {INTERVENTIONS}.")
 @script_options
-def run_script(
-    script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
-    time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
-    quiet: bool, store: Path,
-    fix: str,
-) -> None:  # fmt: skip
+def run_script(asked: ScriptOptions, fix: str) -> None:
     """Record SCRIPT, untouched; or with an intervention applied by hand.
 
     Exit status: the script's own; 2 when it could not be run to its end.
     """
     Control(fix).check()
-    spec = _spec(
-        script,
-        args,
-        module,
-        steps,
-        skip_to,
-        time_limit,
-        memory_limit,
-        policy,
-        rehearsed,
-        framework,
-    )
+    spec = _spec(asked)
     check_control(spec.framework, fix)
     if spec.framework == TORCH:
         say_unused_gpu()
     if spec.policy == AUTO:  # nothing is run a second time here, so the first runs to its end
         spec = replace(spec, policy="native")
     try:
-        with ScriptRuns(spec, store) as runs:
+        with ScriptRuns(spec, asked.store) as runs:
             run_id = runs.start(fix, merged=False)
-            if quiet:
+            if asked.quiet:
                 result = runs.wait(run_id)
             else:
                 result = runs.pass_through(run_id, sys.stdout.buffer, sys.stderr.buffer)
     except KeyboardInterrupt:
         raise Cancelled(CANCELLED) from None
-    info, outcome = result.info, _outcome(result.observations)
+    info, last = result.info, result.observations[-1] if result.observations else None
+    outcome = last if isinstance(last, Outcome) else Outcome(ended="killed")
     done = max(info.steps_done, outcome.steps)  # a run that was killed may lack its last row
     steps_done = f"{done} optimizer step{'s' if done != 1 else ''}"
     said = [f"Run {info.id}: {info.state}, {steps_done}.", info.message, *outcome.notes]
@@ -402,6 +302,56 @@ def run_script(
     if info.state is State.CANCELLED or not ended_by_itself:
         sys.exit(EXIT_COULD_NOT_RUN)
     sys.exit(outcome.exit_code)
+
+
+@click.command()
+@click.argument("capsule", type=click.Path(path_type=Path))
+@click.option("--model", required=True, help="file.py:build, a function that returns the model.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay(capsule: Path, model: str, as_json: bool) -> None:
+    """Run a CAPSULE's forward and backward again, beside fp32, and name the first bad op.
+
+    Exit status 1 when something was not finite, 0 when all was finite, 2 when it could not be run.
+    """
+    command = [*started("ampscope.watcher.replay_child"), str(capsule)]
+    command += ["--model", model, *(["--json"] if as_json else [])]
+    # In a session of its own: a signal to this command ends it once, from here.
+    done = subprocess.run(
+        command, env=ends_with_us(child_environment()), check=False, start_new_session=True
+    )
+    sys.exit(done.returncode)
+
+
+def _spec(asked: ScriptOptions) -> RunSpec:
+    """The spec of a script's run. Raises BadInput for what is no Python script."""
+    script, args, module = _without_launcher(asked.script, asked.args, asked.module)
+    _check_launcher(script, args, module)
+    steps, skip_to = STEPS if asked.steps is None else asked.steps, asked.skip_to
+    checked_limits(steps, asked.time_limit, asked.memory_limit)
+    _say_whose(args)
+    workload = f"-m {script}" if module else checked_script(script, ", or use -m for a package")
+    framework, policy = asked.framework, asked.policy
+    if framework == "auto":
+        framework = TORCH if module else framework_of(Path(workload))
+    check_memory_limit(framework, asked.memory_limit)
+    if skip_to < 0 or (skip_to and framework != TORCH):
+        raise BadInput("--skip-to takes a number of optimizer steps, of a PyTorch script alone.")
+    return RunSpec(
+        workload=workload,
+        framework=framework,
+        kind="script",
+        steps=steps,
+        skip_to=skip_to,
+        grace_s=GRACE_S if asked.steps is None else 0.0,
+        policy="native" if policy == "auto" and framework != TORCH else policy,
+        rehearsed=asked.rehearsed,
+        time_limit_s=asked.time_limit,
+        memory_limit_mib=asked.memory_limit,
+        args=args,
+        label=Path(script).name,
+        precision="as_is",
+        group=secrets.token_hex(4),
+    )
 
 
 # Commands that start a training script, and the module that each of them is.
@@ -458,52 +408,102 @@ def _say_whose(args: tuple[str, ...]) -> None:
         )
 
 
-def _outcome(observations: tuple[object, ...]) -> Outcome:
-    last = observations[-1] if observations else None
-    return last if isinstance(last, Outcome) else Outcome(ended="killed")
+def checked_limits(steps: int, time_limit_s: float, memory_limit_mib: int) -> None:
+    """Raises BadInput for limits under which nothing can run."""
+    if steps < 1 or not (math.isfinite(time_limit_s) and time_limit_s > 0) or memory_limit_mib < 0:
+        raise BadInput("Steps and the time limit must be positive, the memory limit 0 or more.")
 
 
-def _spec(
-    script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
-    time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
-) -> RunSpec:  # fmt: skip
-    """The spec of a script's run. Raises BadInput for what is no Python script."""
-    script, args, module = _without_launcher(script, args, module)
-    _check_launcher(script, args, module)
-    checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
-    _say_whose(args)
-    workload = f"-m {script}" if module else checked_script(script, ", or use -m for a package")
-    if framework == "auto":
-        framework = TORCH if module else framework_of(Path(workload))
-    check_memory_limit(framework, memory_limit)
-    if skip_to < 0 or (skip_to and framework != TORCH):
-        raise BadInput("--skip-to takes a number of optimizer steps, of a PyTorch script alone.")
+def checked_script(script: str, instead: str = "") -> str:
+    """The script's absolute path. Raises BadInput with what is wrong with it; ``instead`` is what
+    the command takes in place of a folder's script, as in " or use -m"."""
+    path = Path(script)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if script.startswith("-"):  # what is unknown is taken for the script's own
+            raise BadInput(
+                f"There is no option {script}. --help lists those that there are."
+            ) from error
+        raise BadInput(f"There is no file {script}.") from error
+    except OSError as error:
+        raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
+    if path.is_dir():
+        raise BadInput(f"{script} is a folder. Name the script in it{instead}.")
+    if not path.is_file():
+        raise BadInput(f"{script} is not a file.")
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_SOURCE:  # parsing 100 MB takes minutes and gigabytes
+            raise BadInput(
+                f"{script} is too large for a script: {size:,} bytes; the limit is "
+                f"{LARGEST_SOURCE:,}."
+            )
+        text = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
+    if b"\0" in text:
+        raise BadInput(f"{script} is not Python: it is a binary file.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own run shows them
+            compile(text, script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        at = f" at line {error.lineno}" if error.lineno else ""
+        raise BadInput(f"{script} is not Python: {error.msg}{at}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise BadInput(f"{script} is not Python that can be compiled: {error}.") from error
+    return str(path.absolute())
+
+
+def captured_spec(capsule: Path, trust: str, asked: ScriptOptions) -> RunSpec:
+    """The spec of a capsule's step as a script. It is run again once, as `ampscope replay` does,
+    which imports the model's code and says what is wrong with it or with the capsule.
+
+    Raises BadInput without ``trust``, and for what cannot be replayed.
+    """
+    if asked.script:
+        raise BadInput(f"--capsule takes the place of a script: leave {asked.script} out.")
+    if not os.path.isfile(capsule):  # Path.is_file raises below a folder that cannot be entered
+        raise BadInput(f"There is no capsule at {capsule}.")
+    if not trust:
+        raise BadInput(
+            "A capsule holds no code, and none is imported unless you trust it. Name your function "
+            f"that returns the model: ampscope diagnose --capsule {shlex.quote(str(capsule))} "
+            "--trust FILE.py:build"
+        )
+    checked_limits(1, asked.time_limit, asked.memory_limit)
+    file, colon, function = trust.partition(":")
+    if file.endswith(".py") and os.path.isfile(file):
+        trust = f"{Path(file).absolute()}{colon}{function}"
+    arguments = (str(capsule.absolute()), "--model", trust)
+    command = [*started("ampscope.watcher.replay_child"), *arguments, "--json"]
+    done = subprocess.run(
+        command, env=ends_with_us(child_environment()), capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, 1):
+        said = done.stderr.strip().splitlines()
+        why = (
+            said[-1].removeprefix("ampscope: ")
+            if said
+            else "The replay exited without reporting an error."
+        )
+        raise BadInput(why)
+    # What the user's own code prints comes first.
+    about = json.loads(done.stdout[done.stdout.index('{\n  "schema"') :])["about"]
     return RunSpec(
-        workload=workload,
-        framework=framework,
+        workload=CAPTURED_STEP,
         kind="script",
-        steps=STEPS if steps is None else steps,
-        skip_to=skip_to,
-        grace_s=GRACE_S if steps is None else 0.0,
-        policy="native" if policy == "auto" and framework != TORCH else policy,
-        rehearsed=rehearsed,
-        time_limit_s=time_limit,
-        memory_limit_mib=memory_limit,
-        args=args,
-        label=Path(script).name,
+        steps=STEPS,
+        policy=about["policy"] if asked.policy == "auto" else asked.policy,
+        rehearsed=asked.rehearsed,
+        time_limit_s=asked.time_limit,
+        memory_limit_mib=asked.memory_limit,
+        args=arguments,
+        label=f"step {about['step']} of run {about['run']}",
         precision="as_is",
         group=secrets.token_hex(4),
     )
-
-
-# Where a diagnosis goes: a report for people, JSON for programs, an exit status for CI.
-
-
-EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
-STANDARD_OUTPUT = Path("-")
-CANCELLED = "Cancelled. What was recorded is kept."
-TIME_IS_UP = "The time of --time is up. What was recorded is kept."
-PIPE_WIDTH = 120  # columns where no terminal sets them
 
 
 class Output:
@@ -582,24 +582,3 @@ def could_not_run(script: str, policy: str, reason: str) -> DiagnosisResult:
     """The report of a script that never ran."""
     nothing = Diagnosis("inconclusive", (), (), (), policy)
     return DiagnosisResult(script, nothing, {}, (), 0.0, could_not_run=reason)
-
-
-# ``ampscope replay``: run a failing step of a watched training again and name the first bad op.
-
-
-@click.command()
-@click.argument("capsule", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="file.py:build, a function that returns the model.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def replay(capsule: Path, model: str, as_json: bool) -> None:
-    """Run a CAPSULE's forward and backward again, beside fp32, and name the first bad op.
-
-    Exit status 1 when something was not finite, 0 when all was finite, 2 when it could not be run.
-    """
-    command = [*started("ampscope.watcher.replay_child"), str(capsule)]
-    command += ["--model", model, *(["--json"] if as_json else [])]
-    # In a session of its own: a signal to this command ends it once, from here.
-    done = subprocess.run(
-        command, env=ends_with_us(child_environment()), check=False, start_new_session=True
-    )
-    sys.exit(done.returncode)

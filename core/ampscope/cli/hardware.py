@@ -1,6 +1,7 @@
 """``ampscope hardware``: what this machine is, and what AMP can and cannot give on it.
 
 With ``--bench`` it is measured: matmuls in every dtype, copies, and what a misaligned size costs.
+``ampscope tensor-cores`` says which matmuls of a training step use Tensor Cores.
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.record_json import dumps
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
+
+SHOWN = 24  # matmuls; --all shows the rest
+LAYER_LENGTH = 16
+FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
+USED = {
+    tensor_core_use.CoreVerdict.USED: "yes",
+    tensor_core_use.CoreVerdict.NOT_USED: "no",
+    tensor_core_use.CoreVerdict.UNKNOWN: "unknown",
+}
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 @click.command()
@@ -63,20 +74,6 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
     Console().print(bench_table(run, view))
     texts = (view.sentence, *view.warnings, view.alignment_sentence, view.vendor_sentence)
     click.echo("\n".join(text for text in texts if text))
-
-
-# ``ampscope tensor-cores``: which matmuls of a training step use Tensor Cores.
-
-
-SHOWN = 24  # matmuls; --all shows the rest
-LAYER_LENGTH = 16
-FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
-USED = {
-    tensor_core_use.CoreVerdict.USED: "yes",
-    tensor_core_use.CoreVerdict.NOT_USED: "no",
-    tensor_core_use.CoreVerdict.UNKNOWN: "unknown",
-}
-_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 @click.command("tensor-cores")

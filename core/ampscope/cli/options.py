@@ -1,4 +1,5 @@
-"""Options that several commands share."""
+"""Options that several commands share. Those of measurements that are named as a field of RunSpec
+go into it as they are (:func:`measurement`)."""
 
 from __future__ import annotations
 
@@ -47,12 +48,6 @@ store_option = click.option(
     show_default="AMPSCOPE_STORE, else ~/.local/share/ampscope/runs.db",
     help="The SQLite file that holds the runs.",
 )
-
-
-# Options that several measurements share. Those that are named as a field of RunSpec go into it as
-# they are.
-
-
 seed_option = click.option("--seed", default=0, show_default=True)
 device_option = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."

@@ -57,6 +57,24 @@ def start_together(specs: Sequence[RunSpec], store: Path) -> list[RunInfo]:
         raise
 
 
+def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result], tuple[str, ...]]:
+    """Start one measurement as a child process, and show its progress. Returns the finished run,
+    its results, and what disturbed it, which is said on standard error too. Ends the process, with
+    one sentence on standard error, when it did not finish."""
+    info = start_together([checked(spec)], store)[0]
+    if info.state is not State.FINISHED:
+        click.echo(f"{info.id} ({info.title}): {info.message or info.state}", err=True)
+    leave([info])
+    if info.message:
+        click.echo(info.message, err=True)
+    with Reader(store) as reader:
+        disturbed = spoiled(reader.samples(info.id), others_bound(spec))
+        results = reader.results(info.id)
+    for sentence in disturbed:
+        click.echo(f"This measurement was disturbed. {sentence}", err=True)
+    return info, results, disturbed
+
+
 def leave(infos: Sequence[RunInfo]) -> None:
     """End the command with the status that tells how its runs ended."""
     states = {info.state for info in infos}
@@ -165,23 +183,3 @@ def _note(info: RunInfo) -> str:
     if info.state is not State.QUEUED:
         return str(info.state)
     return "starts" if info.machine is None else f"waits, place {info.place}"
-
-
-# Start one measurement as a child process, show its progress, and give back how it ended.
-
-
-def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result], tuple[str, ...]]:
-    """The finished run, its results, and what disturbed it, which is said on standard error too.
-    Ends the process, with one sentence on standard error, when it did not finish."""
-    info = start_together([checked(spec)], store)[0]
-    if info.state is not State.FINISHED:
-        click.echo(f"{info.id} ({info.title}): {info.message or info.state}", err=True)
-    leave([info])
-    if info.message:
-        click.echo(info.message, err=True)
-    with Reader(store) as reader:
-        disturbed = spoiled(reader.samples(info.id), others_bound(spec))
-        results = reader.results(info.id)
-    for sentence in disturbed:
-        click.echo(f"This measurement was disturbed. {sentence}", err=True)
-    return info, results, disturbed

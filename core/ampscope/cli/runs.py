@@ -1,4 +1,5 @@
-"""``ampscope runs``: list, show, delete, export and merge what stores hold."""
+"""``ampscope runs``: list, show, delete, export and merge what stores hold, and the ranks of one
+training side by side; ``ampscope import``: what another machine exported."""
 
 from __future__ import annotations
 
@@ -22,8 +23,6 @@ from ampscope.store.writer import delete_run, request_cancel
 from ampscope.story.document import line, visible
 
 MOST_RANKS_NAMED = 20  # of those that are missing
-
-# ``ampscope runs ranks``: the ranks of one training side by side, and which went bad first.
 
 
 @click.command()
@@ -204,9 +203,6 @@ def merge(stores: tuple[Path, ...], into: Path | None, trust: bool, store: Path)
         click.echo(
             "They count as imported and are not run again from here; --trust says otherwise."
         )
-
-
-# ``ampscope import``: runs from an untrusted file, checked before they are written to the store.
 
 
 @click.command("import")

@@ -28,8 +28,94 @@ from ampscope.story.run_words import rules_in_full
 MAX_EVENTS = 200  # the first of a run; a training that breaks every step has one per step
 MISSING = "–"  # not recorded, or there is no such thing
 
-
 _COUNTS = ("total", "lost", "subnormal", "zero_before")
+
+
+def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
+    """What became of the loss, the scale and the gradients, one line per run."""
+    table = plain_table(_where(infos))
+    table.caption = (
+        "The last three are shares of the gradients of module outputs, at the steps that have an "
+        "fp32 shadow. The first is zero in half precision and not in fp32: above, too small for "
+        "the format (underflow); below, rounded away (a sum that cancelled, a ReLU that switched "
+        "otherwise)."
+    )
+    table.caption_justify = "left"
+    table.add_column("run", no_wrap=True)
+    table.add_column("precision", no_wrap=True)
+    for name in ("loss", "scale", "skips", "below/\ncancel.", "sub-\nnormal", "zero in\nboth"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for info in infos:
+        steps = reader.steps(info.id)
+        counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
+        table.add_row(
+            info.id,
+            _text(info.spec.mode.replace(",", " ")),
+            f"{_loss(steps[0].loss)}\n→ {_loss(steps[-1].loss)}" if steps else MISSING,
+            _scale(steps),
+            str(sum(s.skipped for s in steps)) if steps else MISSING,
+            f"{_share(counts, 'below_range')}\n{_share(counts, 'cancelled')}",
+            *(_share(counts, name) for name in ("subnormal", "zero_before")),
+        )
+    return table
+
+
+def _loss(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
+
+
+def _scale(steps: list[StepRecord]) -> str:
+    """The last step's, as a power of two where it is one; runs without a scaler have none."""
+    value = steps[-1].scale if steps else None
+    if value is None:
+        return MISSING
+    exponent = math.log2(value) if value > 0 and math.isfinite(value) else 0.5
+    return f"2^{exponent:.0f}" if exponent == round(exponent) else f"{value:g}"
+
+
+def runs_table(infos: list[RunInfo]) -> Table:
+    """One line per run; what failed says why below the table (`messages`)."""
+    table = plain_table("")
+    for name in ("run", "started", "title", "state", "steps", "where"):
+        table.add_column(
+            name, no_wrap=name != "title", justify="right" if name == "steps" else "left"
+        )
+    for info in infos:
+        machine = info.machine
+        where = f"{machine.device} {machine.policy}" if machine else MISSING
+        if info.spec.kind == "script" and machine and machine.policy == "rehearsal":
+            where = f"rehearsed {(info.spec.rehearsed or USUAL).upper()}"
+        table.add_row(
+            info.id,
+            datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
+            _text(_titled(info)),
+            str(info.state),
+            _steps(info),
+            _text(where),
+        )
+    return table
+
+
+def _titled(info: RunInfo) -> str:
+    """The title; of a script's run also which control of a diagnosis it is."""
+    role = info.spec.control if info.spec.kind == "script" else ""
+    return f"{info.title} ({Control(role).words})" if role and role != BASELINE else info.title
+
+
+def _where(infos: list[RunInfo]) -> str:
+    started = next((info for info in infos if info.machine), None)
+    if started is None or started.machine is None:
+        return ""
+    return _text(f"{started.machine.device_name}, {rules_in_full(started)}")
+
+
+def messages(infos: list[RunInfo]) -> list[str]:
+    """A sentence for each run that has something to say, and for each that did not finish."""
+    return [
+        line(f"{info.id} ({line(info.title)}): {info.message or info.state}", TEXT_LENGTH)
+        for info in infos
+        if info.message or info.state not in (State.FINISHED, State.RUNNING, State.QUEUED)
+    ]
 
 
 def run_as_json(reader: Reader, info: RunInfo) -> dict[str, object]:
@@ -80,130 +166,8 @@ def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
     return sums
 
 
-def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
-    """What became of the loss, the scale and the gradients, one line per run."""
-    table = plain_table(_where(infos))
-    table.caption = (
-        "The last three are shares of the gradients of module outputs, at the steps that have an "
-        "fp32 shadow. The first is zero in half precision and not in fp32: above, too small for "
-        "the format (underflow); below, rounded away (a sum that cancelled, a ReLU that switched "
-        "otherwise)."
-    )
-    table.caption_justify = "left"
-    table.add_column("run", no_wrap=True)
-    table.add_column("precision", no_wrap=True)
-    for name in ("loss", "scale", "skips", "below/\ncancel.", "sub-\nnormal", "zero in\nboth"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for info in infos:
-        steps = reader.steps(info.id)
-        counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
-        table.add_row(
-            info.id,
-            _text(info.spec.mode.replace(",", " ")),
-            f"{_loss(steps[0].loss)}\n→ {_loss(steps[-1].loss)}" if steps else MISSING,
-            _scale(steps),
-            str(sum(s.skipped for s in steps)) if steps else MISSING,
-            f"{_share(counts, 'below_range')}\n{_share(counts, 'cancelled')}",
-            *(_share(counts, name) for name in ("subnormal", "zero_before")),
-        )
-    return table
-
-
-def runs_table(infos: list[RunInfo]) -> Table:
-    """One line per run; what failed says why below the table (`messages`)."""
-    table = plain_table("")
-    for name in ("run", "started", "title", "state", "steps", "where"):
-        table.add_column(
-            name, no_wrap=name != "title", justify="right" if name == "steps" else "left"
-        )
-    for info in infos:
-        machine = info.machine
-        where = f"{machine.device} {machine.policy}" if machine else MISSING
-        if info.spec.kind == "script" and machine and machine.policy == "rehearsal":
-            where = f"rehearsed {(info.spec.rehearsed or USUAL).upper()}"
-        table.add_row(
-            info.id,
-            datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
-            _text(_titled(info)),
-            str(info.state),
-            _steps(info),
-            _text(where),
-        )
-    return table
-
-
-def _titled(info: RunInfo) -> str:
-    """The title; of a script's run also which control of a diagnosis it is."""
-    role = info.spec.control if info.spec.kind == "script" else ""
-    return f"{info.title} ({Control(role).words})" if role and role != BASELINE else info.title
-
-
-def _steps(info: RunInfo) -> str:
-    """Steps done, of how many where that is known before: a watched training says nothing of it,
-    and a script may end earlier. A measurement counts what it likes."""
-    if not info.spec.is_training:
-        return MISSING
-    done, wanted = f"{info.steps_done:,}", info.spec.steps
-    return f"{done}/{wanted:,}" if wanted and info.spec.kind == "probe" else done
-
-
-def messages(infos: list[RunInfo]) -> list[str]:
-    """A sentence for each run that has something to say, and for each that did not finish."""
-    return [
-        line(f"{info.id} ({line(info.title)}): {info.message or info.state}", TEXT_LENGTH)
-        for info in infos
-        if info.message or info.state not in (State.FINISHED, State.RUNNING, State.QUEUED)
-    ]
-
-
-def plain_table(title: str) -> Table:
-    """Without frame, because 80 columns are few."""
-    return Table(
-        title=title or None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-
-
-def _where(infos: list[RunInfo]) -> str:
-    started = next((info for info in infos if info.machine), None)
-    if started is None or started.machine is None:
-        return ""
-    return _text(f"{started.machine.device_name}, {rules_in_full(started)}")
-
-
-def _text(text: str) -> str:
-    return escape(line(text))
-
-
-def _share(counts: dict[str, int], name: str) -> str:
-    if not counts.get("total"):
-        return MISSING
-    share = counts[name] / counts["total"]
-    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
-
-
-def _loss(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4g}"
-
-
-def _scale(steps: list[StepRecord]) -> str:
-    """The last step's, as a power of two where it is one; runs without a scaler have none."""
-    value = steps[-1].scale if steps else None
-    if value is None:
-        return MISSING
-    exponent = math.log2(value) if value > 0 and math.isfinite(value) else 0.5
-    return f"2^{exponent:.0f}" if exponent == round(exponent) else f"{value:g}"
-
-
-# A bench as a table for the terminal, at most 80 columns wide.
-
-
 def bench_table(run: RunInfo, view: BenchView) -> Table:
-    """One line per dtype, and one for copies."""
+    """A bench: one line per dtype, and one for copies."""
     table = plain_table(escape(_title(run)))
     table.padding = (0, 2, 0, 0)
     table.add_column("matmul", no_wrap=True)
@@ -226,9 +190,10 @@ def bench_table(run: RunInfo, view: BenchView) -> Table:
     return table
 
 
-def quartiles(rate: Rate | None) -> str:
-    """Distance of the quartiles of the times over their median."""
-    return f"{rate.timing.spread:.0%}" if rate and rate.timing else MISSING
+def _title(run: RunInfo) -> str:
+    machine = run.machine
+    when = datetime.fromtimestamp(run.started or run.created).strftime("%Y-%m-%d %H:%M")
+    return f"{machine.device_name}, torch {machine.torch}, {when}" if machine else when
 
 
 def _cells(found: Ceiling) -> tuple[str, ...]:
@@ -246,11 +211,42 @@ def _cells(found: Ceiling) -> tuple[str, ...]:
     )
 
 
+def quartiles(rate: Rate | None) -> str:
+    """Distance of the quartiles of the times over their median."""
+    return f"{rate.timing.spread:.0%}" if rate and rate.timing else MISSING
+
+
 def _bandwidth_share(share: float | None) -> str:
     return MISSING if share is None else f"{share:.0%}"
 
 
-def _title(run: RunInfo) -> str:
-    machine = run.machine
-    when = datetime.fromtimestamp(run.started or run.created).strftime("%Y-%m-%d %H:%M")
-    return f"{machine.device_name}, torch {machine.torch}, {when}" if machine else when
+def _steps(info: RunInfo) -> str:
+    """Steps done, of how many where that is known before: a watched training says nothing of it,
+    and a script may end earlier. A measurement counts what it likes."""
+    if not info.spec.is_training:
+        return MISSING
+    done, wanted = f"{info.steps_done:,}", info.spec.steps
+    return f"{done}/{wanted:,}" if wanted and info.spec.kind == "probe" else done
+
+
+def _share(counts: dict[str, int], name: str) -> str:
+    if not counts.get("total"):
+        return MISSING
+    share = counts[name] / counts["total"]
+    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
+
+
+def plain_table(title: str) -> Table:
+    """Without frame, because 80 columns are few."""
+    return Table(
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def _text(text: str) -> str:
+    return escape(line(text))

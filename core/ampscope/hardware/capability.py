@@ -9,7 +9,8 @@ The capability alone does not decide: TU116 and TU117 report 7.5 like every othe
 have no Tensor Cores, so at 7.5 the device's name decides. A capability that is not in the table is
 unknown; nothing is extrapolated from its neighbours.
 
-Also here: whether a matmul fits Tensor Cores and why not, and what a kernel's name says of them.
+What a device has decides whether a matmul fits Tensor Cores (:func:`on_gpu`, :func:`on_cpu`); that
+they were used is read off the names of its kernels (:func:`sign_of_names`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DTYPE_LABELS: dict[str, str] = {
     "int8": "int8",
     "int4": "int4",
 }
-_FP8 = ("e4m3", "e5m2")
+FP8 = ("e4m3", "e5m2")
 _FP6_FP4 = ("e3m2", "e2m3", "e2m1")
 _HALVES = ("tf32", "bf16", "fp16")
 
@@ -100,12 +101,12 @@ CAPABILITIES: tuple[CapabilityRow, ...] = (
     CapabilityRow("8.0", "Ampere", 3, ("fp64", *_HALVES, "int8", "int4"), CUDA_GUIDE),
     CapabilityRow("8.6", "Ampere", 3, (*_HALVES, "int8", "int4"), CUDA_GUIDE),
     CapabilityRow("8.7", "Ampere (Orin)", 3, (*_HALVES, "int8", "int4"), CUDA_GUIDE),
-    CapabilityRow("8.9", "Ada Lovelace", 4, (*_HALVES, *_FP8, "int8", "int4"), CUDA_GUIDE),
-    CapabilityRow("9.0", "Hopper", 4, ("fp64", *_HALVES, *_FP8, "int8"), CUDA_GUIDE),
-    CapabilityRow("10.0", "Blackwell", 5, ("fp64", *_HALVES, *_FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
-    CapabilityRow("10.3", "Blackwell Ultra", 5, (*_HALVES, *_FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
-    CapabilityRow("11.0", "Blackwell (Thor)", 5, (*_HALVES, *_FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
-    CapabilityRow("12.x", "Blackwell (RTX)", 5, (*_HALVES, *_FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
+    CapabilityRow("8.9", "Ada Lovelace", 4, (*_HALVES, *FP8, "int8", "int4"), CUDA_GUIDE),
+    CapabilityRow("9.0", "Hopper", 4, ("fp64", *_HALVES, *FP8, "int8"), CUDA_GUIDE),
+    CapabilityRow("10.0", "Blackwell", 5, ("fp64", *_HALVES, *FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
+    CapabilityRow("10.3", "Blackwell Ultra", 5, (*_HALVES, *FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
+    CapabilityRow("11.0", "Blackwell (Thor)", 5, (*_HALVES, *FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
+    CapabilityRow("12.x", "Blackwell (RTX)", 5, (*_HALVES, *FP8, *_FP6_FP4, "int8"), CUDA_GUIDE),
 )
 _ROWS = {row.capability: row for row in CAPABILITIES}
 _BF16_FIRST = (8, 0)
@@ -144,13 +145,6 @@ def tensor_cores(capability: str | None, device_name: str) -> TensorCoreInfo:
     )
 
 
-def emulates_bf16(capability: str | None) -> bool:
-    """Whether a GPU of this compute capability lacks bf16 instructions, which came with 8.0: what
-    is asked in bf16 is computed in fp32 there, and rounded. False where it is unknown."""
-    number = parse_capability(capability)
-    return number is not None and number < _BF16_FIRST
-
-
 def _turing_without(row: CapabilityRow, device_name: str) -> TensorCoreInfo:
     """A Turing device whose name does not promise Tensor Cores."""
     if _TURING_WITHOUT.search(device_name):
@@ -164,20 +158,14 @@ def _turing_without(row: CapabilityRow, device_name: str) -> TensorCoreInfo:
     )
 
 
-# Whether a matmul can use Tensor Cores, and if not, why: what the tables say, no measurement.
-#
-# NVIDIA, Matrix Multiplication Background User's Guide (DU-09799-001), "Tensor Core Requirements":
-# before cuBLAS 11.0 and cuDNN 7.6.3 dimensions had to be multiples of 16 bytes (8 elements of
-# fp16, 4 of TF32, 16 of int8); since then Tensor Cores can always be used, "but most efficient"
-# with such multiples. Every torch that ampscope runs on has newer libraries, so a dimension that
-# misses makes a matmul slower, and never unfit. fp8 is the exception: cuBLASLt takes it in
-# multiples of 16 bytes alone (cuBLAS documentation, "cublasLtMatmul", fp8 requirements), which
-# torch checks for n and k.
-#
-# On a CPU the instructions for half matmuls (AVX512-BF16, AMX) take Tensor Cores' place.
+def emulates_bf16(capability: str | None) -> bool:
+    """Whether a GPU of this compute capability lacks bf16 instructions, which came with 8.0: what
+    is asked in bf16 is computed in fp32 there, and rounded. False where it is unknown."""
+    number = parse_capability(capability)
+    return number is not None and number < _BF16_FIRST
 
 
-# Elements in 16 bytes, and the same guide's 2 for fp64; its Table 1.
+# Elements in 16 bytes, and 2 for fp64: Table 1 of the guide that :func:`on_gpu` names.
 MULTIPLES: Mapping[str, int] = {
     "fp16": 8,
     "bf16": 8,
@@ -189,10 +177,15 @@ MULTIPLES: Mapping[str, int] = {
 }
 LARGE_MULTIPLE = 64  # the guide: on A100 multiples of 128 bytes are best; 64 elements of half
 LARGE_FROM = 512  # a small dimension would be padded by too large a share
-
-
-FP8 = ("e4m3", "e5m2")
 FP8_DIMENSIONS = ("n", "k")  # what torch._scaled_mm checks; m may be anything
+
+
+@dataclass(frozen=True, slots=True)
+class Eligibility:
+    """A fit and, in one sentence, why."""
+
+    fit: Fit
+    reason: str
 
 
 class Fit(StrEnum):
@@ -204,44 +197,20 @@ class Fit(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Eligibility:
-    """A fit and, in one sentence, why."""
-
-    fit: Fit
-    reason: str
-
-
-def misses(dtype: str, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
-    """Dimensions that are no multiple of 16 bytes; none for a dtype without such a rule."""
-    multiple = MULTIPLES.get(dtype)
-    return tuple(d for d in dimensions if multiple and d.size % multiple)
-
-
-def padded_sizes(dtype: str, dimensions: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Sizes to try instead of those that miss: the next multiples, then, where one of them is
-    large, multiples of 64. Nothing where nothing misses.
-
-    >>> list(padded_sizes("bf16", {"m": 1024, "n": 50257, "k": 768}))
-    [{'n': 50264}, {'n': 50304}]
-    """
-    missed = misses(dtype, [Dimension(name, size) for name, size in dimensions.items()])
-    if not missed:
-        return
-    small = {d.name: _next(d.size, MULTIPLES[dtype]) for d in missed}
-    yield small
-    large = {
-        d.name: _next(d.size, LARGE_MULTIPLE) if d.size >= LARGE_FROM else small[d.name]
-        for d in missed
-    }
-    if large != small:
-        yield large
-
-
 def on_gpu(
     capability: str, name: str, dtype: str, dimensions: Sequence[Dimension], layout: str = ""
 ) -> Eligibility:
-    """Whether a GPU's Tensor Cores can compute it; ``layout`` as :func:`layout_note` takes it."""
+    """Whether a GPU's Tensor Cores can compute a matmul, and if not, why: what the tables say, no
+    measurement. ``layout`` is as :func:`layout_note` takes it.
+
+    NVIDIA, Matrix Multiplication Background User's Guide (DU-09799-001), "Tensor Core
+    Requirements": before cuBLAS 11.0 and cuDNN 7.6.3 dimensions had to be multiples of 16 bytes (8
+    elements of fp16, 4 of TF32, 16 of int8); since then Tensor Cores can always be used, "but most
+    efficient" with such multiples. Every torch that ampscope runs on has newer libraries, so a
+    dimension that misses makes a matmul slower, and never unfit. fp8 is the exception: cuBLASLt
+    takes it in multiples of 16 bytes alone (cuBLAS documentation, "cublasLtMatmul", fp8
+    requirements), which torch checks for n and k.
+    """
     info = tensor_cores(capability, name)
     if info.presence is Presence.UNKNOWN:
         return Eligibility(Fit.UNKNOWN, info.note)
@@ -285,8 +254,8 @@ def layout_note(layout: str) -> str:
 
 
 def on_cpu(flags: tuple[str, ...] | None, dtype: str) -> Eligibility:
-    """Whether a CPU has instructions that multiply in ``dtype``. No rule about dimensions is
-    published for them."""
+    """Whether a CPU has instructions that multiply in ``dtype`` (AVX512-BF16, AMX), which take
+    Tensor Cores' place. No rule about dimensions is published for them."""
     if dtype not in MATMUL_FLAGS:
         return Eligibility(
             Fit.NOT, f"{DTYPE_LABELS.get(dtype, dtype)} runs in the CPU's ordinary vector units."
@@ -302,31 +271,67 @@ def on_cpu(flags: tuple[str, ...] | None, dtype: str) -> Eligibility:
     return Eligibility(Fit.NOT, f"This CPU multiplies no {dtype}: it has {lacks}.")
 
 
+def misses(dtype: str, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
+    """Dimensions that are no multiple of 16 bytes; none for a dtype without such a rule."""
+    multiple = MULTIPLES.get(dtype)
+    return tuple(d for d in dimensions if multiple and d.size % multiple)
+
+
+def padded_sizes(dtype: str, dimensions: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes to try instead of those that miss: the next multiples, then, where one of them is
+    large, multiples of 64. Nothing where nothing misses.
+
+    >>> list(padded_sizes("bf16", {"m": 1024, "n": 50257, "k": 768}))
+    [{'n': 50264}, {'n': 50304}]
+    """
+    missed = misses(dtype, [Dimension(name, size) for name, size in dimensions.items()])
+    if not missed:
+        return
+    small = {d.name: _next(d.size, MULTIPLES[dtype]) for d in missed}
+    yield small
+    large = {
+        d.name: _next(d.size, LARGE_MULTIPLE) if d.size >= LARGE_FROM else small[d.name]
+        for d in missed
+    }
+    if large != small:
+        yield large
+
+
 def _next(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-# What the name of a kernel says about Tensor Cores; on a CPU, what oneDNN's name of an
-# implementation says about the CPU's instructions for half matmuls.
-#
-#     >>> kernel_sign("ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn")
-#     <Sign.USED: 'used'>
-#     >>> kernel_sign("some_kernel_of_next_year")
-#     <Sign.NOTHING: 'nothing'>
-#
-# Such lists rot: torch's own list knew no 3-d convolution of Hopper's
-# (github.com/pytorch/kineto/issues/1041), and another missed TF32
-# (github.com/openxla/xprof/issues/1704). So a name that is in no list says nothing, and never
-# "not used". Nor does a part of a name that both kinds share: xmma kernels end in "tensor16x8x16"
-# or in "ffma".
-
-
 class Sign(StrEnum):
-    """What one sign says."""
+    """What the name of a kernel says about Tensor Cores; on a CPU, what oneDNN's name of an
+    implementation says about the CPU's instructions for half matmuls.
+
+        >>> kernel_sign("ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn")
+        <Sign.USED: 'used'>
+        >>> kernel_sign("some_kernel_of_next_year")
+        <Sign.NOTHING: 'nothing'>
+
+    Such lists rot: torch's own list knew no 3-d convolution of Hopper's
+    (github.com/pytorch/kineto/issues/1041), and another missed TF32
+    (github.com/openxla/xprof/issues/1704). So a name that is in no list says nothing, and never
+    "not used". Nor does a part of a name that both kinds share: xmma kernels end in "tensor16x8x16"
+    or in "ffma".
+    """
 
     USED = "used"
     NOT_USED = "not used"
     NOTHING = "nothing"
+
+
+def sign_of_names(names: Iterable[str], device: str, dtype: str) -> Sign:
+    """Of all kernels of one matmul: one that uses them is enough, since others prepare and add up;
+    then one that is known not to."""
+    if device == "cuda":
+        signs = {kernel_sign(name) for name in names}
+    elif device == "cpu" and dtype in ("bf16", "fp16"):
+        signs = {implementation_sign(name) for name in names}
+    else:
+        return Sign.NOTHING
+    return next((s for s in (Sign.USED, Sign.NOT_USED) if s in signs), Sign.NOTHING)
 
 
 # Looked for first. Plain fp32 units: cuBLAS's sgemm (with the size of its tile behind it), cuDNN's
@@ -370,15 +375,3 @@ def implementation_sign(name: str) -> Sign:
     if _CPU_WITH.search(name):
         return Sign.USED
     return Sign.NOT_USED if _CPU_WITHOUT.search(name) else Sign.NOTHING
-
-
-def sign_of_names(names: Iterable[str], device: str, dtype: str) -> Sign:
-    """Of all kernels of one matmul: one that uses them is enough, since others prepare and add up;
-    then one that is known not to."""
-    if device == "cuda":
-        signs = {kernel_sign(name) for name in names}
-    elif device == "cpu" and dtype in ("bf16", "fp16"):
-        signs = {implementation_sign(name) for name in names}
-    else:
-        return Sign.NOTHING
-    return next((s for s in (Sign.USED, Sign.NOT_USED) if s in signs), Sign.NOTHING)

@@ -8,8 +8,7 @@
 The words come from tables and flags, never from a measurement, and say so: a dtype that the
 hardware accelerates *can* be faster; whether it is must be measured.
 
-The report itself is made here (:func:`describe_machine`), with the installed versions and why torch
-cannot use the GPUs that are here.
+The report comes first, then what follows from it for torch, then the words.
 """
 
 from __future__ import annotations
@@ -46,142 +45,9 @@ MAYBE = "Whether torch has a CUDA device here is unknown: a run that starts says
 NOT_MEASURED = "This comes from tables and flags, not from a measurement."
 
 
-def one_line(report: HardwareReport) -> str:
-    """Device, capability, torch and policy: "CPU AMD EPYC, 2 cores · … · rehearses CUDA"."""
-    torch = f"torch {report.software.torch}" if report.software.torch else "torch not installed"
-    if may_use_cuda(report):
-        return f"{_cpu_name(report.cpu)} · an NVIDIA GPU that cannot be read · {torch}"
-    if not uses_cuda(report):
-        return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · probes rehearse CUDA's rules"
-    return f"{_gpu_names(report)} · {torch} · runs follow CUDA's own rules"
-
-
-def sentence(report: HardwareReport) -> str:
-    """What AMP can and cannot give here: a few plain sentences."""
-    parts = [gpu.problem for gpu in report.gpus if gpu.problem]
-    if uses_cuda(report):
-        parts += [_gpu_sentence(gpu, count) for gpu, count in _kinds(report).values()]
-        parts += [_state_sentence(gpu) for gpu in report.gpus]
-    else:
-        parts += [report.nvidia.message, unused_gpu(report)]
-        parts += [
-            f"An {other.name} is here ({other.backend} in torch); what it accelerates is unknown "
-            "to ampscope, which does not read it."
-            for other in report.accelerators
-        ]
-        parts += [MAYBE if may_use_cuda(report) else REHEARSAL, _cpu_sentence(report.cpu)]
-    return " ".join(part for part in (*parts, NOT_MEASURED) if part)
-
-
-def report_json(report: HardwareReport) -> str:
-    """The whole report, the table's row for each GPU and the words, as JSON."""
-    data = {"schema": JSON_SCHEMA, **asdict(report)}
-    for entry, gpu in zip(data["nvidia"]["gpus"], report.gpus, strict=True):
-        entry["tensor_cores"] = asdict(gpu.tensor_cores)
-    data["obstacles"] = obstacles(report)
-    data["one_line"], data["sentence"] = one_line(report), sentence(report)
-    return dumps(data, indent=2, ensure_ascii=False)
-
-
-def _kinds(report: HardwareReport) -> dict[tuple[str, str], tuple[GpuReading, int]]:
-    """(name, capability) -> the first such GPU and how many there are; lost ones left out."""
-    kinds: dict[tuple[str, str], tuple[GpuReading, int]] = {}
-    for gpu in report.gpus:
-        if not gpu.problem:
-            key = (gpu.name or "", gpu.capability or "")
-            first, count = kinds.get(key, (gpu, 0))
-            kinds[key] = (first, count + 1)
-    return kinds
-
-
-def _gpu_names(report: HardwareReport) -> str:
-    return ", ".join(_counted(_gpu_line(gpu), count) for gpu, count in _kinds(report).values())
-
-
-def _counted(name: str, count: int) -> str:
-    return name if count == 1 else f"{count} × {name}"
-
-
-def _joined(words: tuple[str, ...]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
-
-
-def _gpu_line(gpu: GpuReading) -> str:
-    size = gpu.memory_total_bytes
-    memory = "" if size is None else f", {size / 2**30:.1f} GiB"
-    return f"{gpu.name or 'NVIDIA GPU'} (capability {gpu.capability or 'unknown'}{memory})"
-
-
-def _gpu_sentence(gpu: GpuReading, count: int) -> str:
-    info = gpu.tensor_cores
-    named = _counted(gpu.name or "NVIDIA GPU", count)
-    if info.presence is Presence.UNKNOWN:
-        return f"{named}: whether it has Tensor Cores is unknown. {info.note}"
-    if info.presence is Presence.ABSENT:
-        return (
-            f"{named} (compute capability {info.capability}) has no Tensor Cores. {info.note} AMP "
-            "can save activation memory here, and shows half precision's numerics; matmuls "
-            "have no Tensor Cores to gain from."
-        )
-    return (
-        f"{named} (compute capability {info.capability}, {info.architecture}) has Tensor Cores of "
-        f"the {ORDINALS[info.generation or 1]} generation for "
-        f"{_joined(tuple(DTYPE_LABELS[d] for d in info.dtypes))} inputs. {_amp_sentence(info)}"
-    )
-
-
-def _amp_sentence(info: TensorCoreInfo) -> str:
-    if info.accelerates("bf16"):
-        return (
-            "AMP can make matmuls faster in bf16, which needs no loss scale, and in fp16, "
-            "which does."
-        )
-    return (
-        "AMP can make matmuls faster in fp16, which needs a loss scale; bf16 has no Tensor "
-        "Cores here, so expect no speed from it."
-    )
-
-
-def _state_sentence(gpu: GpuReading) -> str:
-    parts = []
-    if gpu.throttled_by:
-        parts.append(f"GPU {gpu.index}'s clocks are held down now ({_joined(gpu.throttled_by)}).")
-    if gpu.mig_enabled:
-        parts.append(
-            f"GPU {gpu.index} is in MIG mode with {len(gpu.mig_slices)} slices; a run sees one "
-            "slice and its share of the memory and the Tensor Cores."
-        )
-    return " ".join(parts)
-
-
-def _cpu_name(cpu: CpuReading) -> str:
-    cores = cpu.usable_cores or cpu.logical_cores
-    counted = "cores unknown" if cores is None else f"{cores} core{'' if cores == 1 else 's'}"
-    return f"CPU {cpu.model or cpu.architecture}, {counted}"
-
-
-def _cpu_sentence(cpu: CpuReading) -> str:
-    bf16, fp16 = half_flags(cpu.flags, "bf16"), half_flags(cpu.flags, "fp16")
-    name = cpu.model or cpu.architecture
-    if bf16 is None or fp16 is None:
-        return f"Which half-precision instructions the CPU ({name}) has is unknown."
-    if bf16 and fp16:
-        return f"The CPU ({name}) multiplies bf16 ({_joined(bf16)}) and fp16 ({_joined(fp16)})."
-    if not bf16 and not fp16:
-        return f"The CPU ({name}) multiplies neither bf16 nor fp16: both go through fp32."
-    have, flags, lack = ("bf16", bf16, "fp16") if bf16 else ("fp16", fp16, "bf16")
-    return (
-        f"The CPU ({name}) has instructions that multiply {have} ({_joined(flags)}) and none for "
-        f"{lack}, which goes through fp32: expect no speed from {lack} in runs on this CPU."
-    )
-
-
-# Everything that is known about this machine, in one frozen report. Takes milliseconds.
-
-
 @dataclass(frozen=True, slots=True)
 class HardwareReport:
-    """One look at the machine; the readings are those of ``read_at``."""
+    """Everything that is known about this machine; the readings are those of ``read_at``."""
 
     read_at: float  # seconds since the epoch
     cpu: CpuReading
@@ -196,7 +62,8 @@ class HardwareReport:
 
 
 def describe_machine(nvml: Nvml | None = None) -> HardwareReport:
-    """Look at this machine; never raises. ``nvml`` takes the place of ``pynvml``."""
+    """Look at this machine, which takes milliseconds; never raises. ``nvml`` takes the place of
+    ``pynvml``."""
     return HardwareReport(
         read_at=time.time(),
         cpu=read_cpu(),
@@ -204,16 +71,6 @@ def describe_machine(nvml: Nvml | None = None) -> HardwareReport:
         accelerators=find_accelerators(),
         software=read_software(),
     )
-
-
-# Versions of torch, CUDA and cuDNN, read from files, so that the dashboard never imports torch.
-#
-# torch writes its build into ``torch/version.py`` ("2.13.0+cu130", cuda "13.0"); cuDNN comes with
-# it as the wheel nvidia-cudnn-cu13. A cuDNN that was installed otherwise (conda, the system) is
-# unknown.
-
-
-CUDNN_WHEELS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,24 +86,14 @@ class Software:
     visible_devices: str | None  # the environment's CUDA_VISIBLE_DEVICES; None when not set
 
 
-def parse_version_file(text: str) -> dict[str, str]:
-    """Names with a text value at the top level of ``torch/version.py``."""
-    found: dict[str, str] = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.AnnAssign):
-            target: ast.expr = node.target
-        elif isinstance(node, ast.Assign):
-            target = node.targets[0]
-        else:
-            continue
-        value = node.value.value if isinstance(node.value, ast.Constant) else None
-        if isinstance(target, ast.Name) and isinstance(value, str):
-            found[target.id] = value
-    return found
-
-
 def read_software() -> Software:
-    """Versions in the running Python's environment."""
+    """Versions in the running Python's environment, read from files, so that the dashboard never
+    imports torch.
+
+    torch writes its build into ``torch/version.py`` ("2.13.0+cu130", cuda "13.0"); cuDNN comes with
+    it as the wheel nvidia-cudnn-cu13. A cuDNN that was installed otherwise (conda, the system) is
+    unknown.
+    """
     build = _torch_build()
     return Software(
         python=platform.python_version(),
@@ -269,6 +116,25 @@ def _torch_build() -> dict[str, str]:
         return {}
 
 
+def parse_version_file(text: str) -> dict[str, str]:
+    """Names with a text value at the top level of ``torch/version.py``."""
+    found: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign):
+            target: ast.expr = node.target
+        elif isinstance(node, ast.Assign):
+            target = node.targets[0]
+        else:
+            continue
+        value = node.value.value if isinstance(node.value, ast.Constant) else None
+        if isinstance(target, ast.Name) and isinstance(value, str):
+            found[target.id] = value
+    return found
+
+
+CUDNN_WHEELS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
+
+
 def _cudnn(torch_cuda: str | None) -> str | None:
     """The wheel that fits torch's CUDA first: several may be installed."""
     fitting = [f"nvidia-cudnn-cu{torch_cuda.partition('.')[0]}"] if torch_cuda else []
@@ -283,7 +149,14 @@ def _package(name: str) -> str | None:
         return None
 
 
-# Why torch cannot use the NVIDIA GPUs that are here, as far as can be told without torch.
+def uses_cuda(report: HardwareReport) -> bool:
+    """Whether runs take place on a GPU under CUDA, as far as can be told without torch."""
+    return any(not gpu.problem for gpu in report.gpus) and not obstacles(report)
+
+
+def may_use_cuda(report: HardwareReport) -> bool:
+    """Whether torch may reach a GPU that there is no NVML to ask about."""
+    return bool(report.nvidia.unread and report.software.torch_cuda)
 
 
 # First compute capability by CUDA: CUDA 13.0 dropped everything before Turing (its release notes,
@@ -347,6 +220,43 @@ def _hides_all(listed: str, gpus: tuple[GpuReading, ...]) -> bool:
     return not valid or len(set(valid)) < len(valid)
 
 
+def report_json(report: HardwareReport) -> str:
+    """The whole report, the table's row for each GPU and the words, as JSON."""
+    data = {"schema": JSON_SCHEMA, **asdict(report)}
+    for entry, gpu in zip(data["nvidia"]["gpus"], report.gpus, strict=True):
+        entry["tensor_cores"] = asdict(gpu.tensor_cores)
+    data["obstacles"] = obstacles(report)
+    data["one_line"], data["sentence"] = one_line(report), sentence(report)
+    return dumps(data, indent=2, ensure_ascii=False)
+
+
+def one_line(report: HardwareReport) -> str:
+    """Device, capability, torch and policy: "CPU AMD EPYC, 2 cores · … · rehearses CUDA"."""
+    torch = f"torch {report.software.torch}" if report.software.torch else "torch not installed"
+    if may_use_cuda(report):
+        return f"{_cpu_name(report.cpu)} · an NVIDIA GPU that cannot be read · {torch}"
+    if not uses_cuda(report):
+        return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · probes rehearse CUDA's rules"
+    return f"{_gpu_names(report)} · {torch} · runs follow CUDA's own rules"
+
+
+def sentence(report: HardwareReport) -> str:
+    """What AMP can and cannot give here: a few plain sentences."""
+    parts = [gpu.problem for gpu in report.gpus if gpu.problem]
+    if uses_cuda(report):
+        parts += [_gpu_sentence(gpu, count) for gpu, count in _kinds(report).values()]
+        parts += [_state_sentence(gpu) for gpu in report.gpus]
+    else:
+        parts += [report.nvidia.message, unused_gpu(report)]
+        parts += [
+            f"An {other.name} is here ({other.backend} in torch); what it accelerates is unknown "
+            "to ampscope, which does not read it."
+            for other in report.accelerators
+        ]
+        parts += [MAYBE if may_use_cuda(report) else REHEARSAL, _cpu_sentence(report.cpu)]
+    return " ".join(part for part in (*parts, NOT_MEASURED) if part)
+
+
 def unused_gpu(report: HardwareReport) -> str:
     """Why torch cannot use the GPUs that NVML lists, and what to do, in one sentence; "" where
     nothing speaks against them, or where none is here."""
@@ -366,11 +276,94 @@ def torch_found_none(report: HardwareReport) -> str:
     )
 
 
-def may_use_cuda(report: HardwareReport) -> bool:
-    """Whether torch may reach a GPU that there is no NVML to ask about."""
-    return bool(report.nvidia.unread and report.software.torch_cuda)
+def _gpu_sentence(gpu: GpuReading, count: int) -> str:
+    info = gpu.tensor_cores
+    named = _counted(gpu.name or "NVIDIA GPU", count)
+    if info.presence is Presence.UNKNOWN:
+        return f"{named}: whether it has Tensor Cores is unknown. {info.note}"
+    if info.presence is Presence.ABSENT:
+        return (
+            f"{named} (compute capability {info.capability}) has no Tensor Cores. {info.note} AMP "
+            "can save activation memory here, and shows half precision's numerics; matmuls "
+            "have no Tensor Cores to gain from."
+        )
+    return (
+        f"{named} (compute capability {info.capability}, {info.architecture}) has Tensor Cores of "
+        f"the {ORDINALS[info.generation or 1]} generation for "
+        f"{_joined(tuple(DTYPE_LABELS[d] for d in info.dtypes))} inputs. {_amp_sentence(info)}"
+    )
 
 
-def uses_cuda(report: HardwareReport) -> bool:
-    """Whether runs take place on a GPU under CUDA, as far as can be told without torch."""
-    return any(not gpu.problem for gpu in report.gpus) and not obstacles(report)
+def _amp_sentence(info: TensorCoreInfo) -> str:
+    if info.accelerates("bf16"):
+        return (
+            "AMP can make matmuls faster in bf16, which needs no loss scale, and in fp16, "
+            "which does."
+        )
+    return (
+        "AMP can make matmuls faster in fp16, which needs a loss scale; bf16 has no Tensor "
+        "Cores here, so expect no speed from it."
+    )
+
+
+def _state_sentence(gpu: GpuReading) -> str:
+    parts = []
+    if gpu.throttled_by:
+        parts.append(f"GPU {gpu.index}'s clocks are held down now ({_joined(gpu.throttled_by)}).")
+    if gpu.mig_enabled:
+        parts.append(
+            f"GPU {gpu.index} is in MIG mode with {len(gpu.mig_slices)} slices; a run sees one "
+            "slice and its share of the memory and the Tensor Cores."
+        )
+    return " ".join(parts)
+
+
+def _cpu_sentence(cpu: CpuReading) -> str:
+    bf16, fp16 = half_flags(cpu.flags, "bf16"), half_flags(cpu.flags, "fp16")
+    name = cpu.model or cpu.architecture
+    if bf16 is None or fp16 is None:
+        return f"Which half-precision instructions the CPU ({name}) has is unknown."
+    if bf16 and fp16:
+        return f"The CPU ({name}) multiplies bf16 ({_joined(bf16)}) and fp16 ({_joined(fp16)})."
+    if not bf16 and not fp16:
+        return f"The CPU ({name}) multiplies neither bf16 nor fp16: both go through fp32."
+    have, flags, lack = ("bf16", bf16, "fp16") if bf16 else ("fp16", fp16, "bf16")
+    return (
+        f"The CPU ({name}) has instructions that multiply {have} ({_joined(flags)}) and none for "
+        f"{lack}, which goes through fp32: expect no speed from {lack} in runs on this CPU."
+    )
+
+
+def _gpu_names(report: HardwareReport) -> str:
+    return ", ".join(_counted(_gpu_line(gpu), count) for gpu, count in _kinds(report).values())
+
+
+def _kinds(report: HardwareReport) -> dict[tuple[str, str], tuple[GpuReading, int]]:
+    """(name, capability) -> the first such GPU and how many there are; lost ones left out."""
+    kinds: dict[tuple[str, str], tuple[GpuReading, int]] = {}
+    for gpu in report.gpus:
+        if not gpu.problem:
+            key = (gpu.name or "", gpu.capability or "")
+            first, count = kinds.get(key, (gpu, 0))
+            kinds[key] = (first, count + 1)
+    return kinds
+
+
+def _gpu_line(gpu: GpuReading) -> str:
+    size = gpu.memory_total_bytes
+    memory = "" if size is None else f", {size / 2**30:.1f} GiB"
+    return f"{gpu.name or 'NVIDIA GPU'} (capability {gpu.capability or 'unknown'}{memory})"
+
+
+def _counted(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} × {name}"
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def _cpu_name(cpu: CpuReading) -> str:
+    cores = cpu.usable_cores or cpu.logical_cores
+    counted = "cores unknown" if cores is None else f"{cores} core{'' if cores == 1 else 's'}"
+    return f"CPU {cpu.model or cpu.architecture}, {counted}"

@@ -9,7 +9,7 @@ A GPU that vanishes while it is read keeps what it had answered before and carri
 ``problem``. Meaning and unit of every question: NVIDIA's NVML API reference
 (docs.nvidia.com/deploy/nvml-api).
 
-Also here: the conversation with NVML, and AMD's, Apple's and Intel's GPUs by name.
+AMD's, Apple's and Intel's GPUs are named (:func:`find_accelerators`), and no more than that.
 """
 
 from __future__ import annotations
@@ -46,16 +46,27 @@ DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu")
 UNREAD = " {} is here, so torch may see a GPU all the same; its readings are missing."
 
 NO_GPU = "The NVIDIA driver is loaded, but it sees no GPU."
+# The GPU is lost, requires a reset, or was not found: it answers nothing more.
+GONE_CODES = frozenset({15, 16, 28})
+
+NO_LIBRARY = 12
+INIT_SENTENCES: dict[int, str] = {
+    4: "The NVIDIA driver refuses access: this user, or this container, has no permission.",
+    9: "The NVIDIA driver is installed but not loaded: load its kernel module or restart.",
+    NO_LIBRARY: "No NVIDIA driver was found (no NVML library).",
+    18: "The NVIDIA library and its kernel module differ in version: restart the machine.",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class MigSlice:
-    """One MIG device: a hardware partition with its own memory, which CUDA sees as a GPU."""
+class GpuSurvey:
+    """All NVIDIA GPUs of the machine, in NVML's order (CUDA_VISIBLE_DEVICES does not apply)."""
 
-    index: int
-    name: str | None
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
+    gpus: tuple[GpuReading, ...] = ()
+    driver: str | None = None  # "580.65.06"
+    cuda_driver: str | None = None  # newest CUDA that the driver runs, "13.0"
+    message: str = ""
+    unread: str = ""  # device file of an NVIDIA GPU that there is no NVML to ask about
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,62 +103,13 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSurvey:
-    """All NVIDIA GPUs of the machine, in NVML's order (CUDA_VISIBLE_DEVICES does not apply)."""
+class MigSlice:
+    """One MIG device: a hardware partition with its own memory, which CUDA sees as a GPU."""
 
-    gpus: tuple[GpuReading, ...] = ()
-    driver: str | None = None  # "580.65.06"
-    cuda_driver: str | None = None  # newest CUDA that the driver runs, "13.0"
-    message: str = ""
-    unread: str = ""  # device file of an NVIDIA GPU that there is no NVML to ask about
-
-
-def _text(answer: str | bytes) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
-def _watts(milliwatts: int) -> float:
-    return milliwatts / 1000
-
-
-def _reasons(mask: int) -> tuple[str, ...]:
-    return tuple(word for bit, word in CLOCK_REASONS if mask & bit)
-
-
-# By field of GpuReading: the functions to try in order, their arguments after the handle,
-# conversion of the answer.
-_QUESTIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...], Callable[[Any], object]]] = {
-    "name": (("nvmlDeviceGetName",), (), _text),
-    "capability": (("nvmlDeviceGetCudaComputeCapability",), (), lambda v: f"{v[0]}.{v[1]}"),
-    "memory_total_bytes": (("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.total)),
-    "memory_used_bytes": (("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.used)),
-    "gpu_busy_percent": (("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.gpu)),
-    "memory_busy_percent": (("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.memory)),
-    "temperature_c": (("nvmlDeviceGetTemperature",), (TEMPERATURE_GPU,), int),
-    "power_w": (("nvmlDeviceGetPowerUsage",), (), _watts),
-    "power_limit_w": (("nvmlDeviceGetEnforcedPowerLimit",), (), _watts),
-    "sm_clock_mhz": (("nvmlDeviceGetClockInfo",), (CLOCK_SM,), int),
-    "sm_clock_max_mhz": (("nvmlDeviceGetMaxClockInfo",), (CLOCK_SM,), int),
-    "memory_clock_mhz": (("nvmlDeviceGetClockInfo",), (CLOCK_MEMORY,), int),
-    "clock_reasons": (  # the second name is that of drivers before 535
-        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        (),
-        _reasons,
-    ),
-    "mig_enabled": (("nvmlDeviceGetMigMode",), (), lambda v: v[0] == 1),  # [current, pending]
-}
-
-
-def answer(talk: Conversation, gpu: Any, field: str) -> Any:
-    """A field of GpuReading, by the GPU's handle; None where NVML refuses. Raises GpuLostError."""
-    functions, arguments, convert = _QUESTIONS[field]
-    found = talk.ask(functions, gpu, *arguments)
-    return None if found is None else convert(found)
-
-
-def cuda_version_text(number: int) -> str:
-    """NVML's and CUDA's integer (1000 major + 10 minor) as text: 12040 -> "12.4"."""
-    return f"{number // 1000}.{number % 1000 // 10}"
+    index: int
+    name: str | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
 
 
 def read_gpus(nvml: Nvml | None = None, root: Path = Path("/")) -> GpuSurvey:
@@ -175,6 +137,11 @@ def _device_file(root: Path) -> str:
     """What CUDA opens to reach a GPU; "" where there is none."""
     found = sorted(path for name in DEVICE_FILES for path in (root / "dev").glob(name))
     return f"/dev/{found[0].name}" if found else ""
+
+
+def cuda_version_text(number: int) -> str:
+    """NVML's and CUDA's integer (1000 major + 10 minor) as text: 12040 -> "12.4"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def read_gpu(talk: Conversation, index: int) -> GpuReading:
@@ -205,77 +172,43 @@ def _mig_slices(talk: Conversation, handle: Any) -> tuple[MigSlice, ...]:
     return tuple(slices)
 
 
-# One conversation with NVML: start it, ask, accept every refusal, end it.
-#
-# NVML refuses a question with "Not Supported" on many consumer, virtual and integrated GPUs; that
-# is an answer, and comes back as None. The two errors stay inside this file: what reads the GPUs
-# turns them into sentences. Error codes are those of nvmlReturn_t in nvml.h (NVIDIA's NVML API
-# reference).
+def _text(answer: str | bytes) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
-# The GPU is lost, requires a reset, or was not found: it answers nothing more.
-GONE_CODES = frozenset({15, 16, 28})
-
-NO_LIBRARY = 12
-INIT_SENTENCES: dict[int, str] = {
-    4: "The NVIDIA driver refuses access: this user, or this container, has no permission.",
-    9: "The NVIDIA driver is installed but not loaded: load its kernel module or restart.",
-    NO_LIBRARY: "No NVIDIA driver was found (no NVML library).",
-    18: "The NVIDIA library and its kernel module differ in version: restart the machine.",
+# By field of GpuReading: the functions to try in order, their arguments after the handle,
+# conversion of the answer.
+_QUESTIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...], Callable[[Any], object]]] = {
+    "name": (("nvmlDeviceGetName",), (), _text),
+    "capability": (("nvmlDeviceGetCudaComputeCapability",), (), lambda v: f"{v[0]}.{v[1]}"),
+    "memory_total_bytes": (("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.total)),
+    "memory_used_bytes": (("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.used)),
+    "gpu_busy_percent": (("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.gpu)),
+    "memory_busy_percent": (("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.memory)),
+    "temperature_c": (("nvmlDeviceGetTemperature",), (TEMPERATURE_GPU,), int),
+    "power_w": (("nvmlDeviceGetPowerUsage",), (), lambda milliwatts: milliwatts / 1000),
+    "power_limit_w": (
+        ("nvmlDeviceGetEnforcedPowerLimit",),
+        (),
+        lambda milliwatts: milliwatts / 1000,
+    ),
+    "sm_clock_mhz": (("nvmlDeviceGetClockInfo",), (CLOCK_SM,), int),
+    "sm_clock_max_mhz": (("nvmlDeviceGetMaxClockInfo",), (CLOCK_SM,), int),
+    "memory_clock_mhz": (("nvmlDeviceGetClockInfo",), (CLOCK_MEMORY,), int),
+    "clock_reasons": (  # the second name is that of drivers before 535
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        (),
+        lambda mask: tuple(word for bit, word in CLOCK_REASONS if mask & bit),
+    ),
+    "mig_enabled": (("nvmlDeviceGetMigMode",), (), lambda v: v[0] == 1),  # [current, pending]
 }
 
 
-class Nvml(Protocol):
-    """What is used of ``pynvml`` by name; all other functions are looked up when they are asked."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own name
-
-    def nvmlShutdown(self) -> None: ...  # noqa: N802  # NVML's own name
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802  # NVML's own name
-
-
-class GpuLostError(Exception):
-    """The GPU stopped answering; the text is NVML's."""
-
-
-class NvmlStartError(Exception):
-    """NVML cannot be used; the text is one sentence for a person. ``has_no_nvml``: not for a fault
-    of the driver, but because NVML itself is not there."""
-
-    def __init__(self, sentence: str, *, has_no_nvml: bool = False) -> None:
-        super().__init__(sentence)
-        self.has_no_nvml = has_no_nvml
-
-
-class Conversation:
-    """NVML between nvmlInit and nvmlShutdown."""
-
-    def __init__(self, nvml: Nvml) -> None:
-        self._nvml = nvml
-
-    def ask(self, functions: tuple[str, ...], *arguments: object) -> Any:
-        """Answer of the first function that has one, or None. Raises GpuLostError."""
-        for function in functions:
-            call = getattr(self._nvml, function, None)  # an older nvidia-ml-py may lack it
-            try:
-                if call is not None:
-                    return call(*arguments)
-            except self._nvml.NVMLError as error:
-                if getattr(error, "value", None) in GONE_CODES:
-                    raise GpuLostError(str(error)) from error
-            except UnicodeDecodeError:  # a driver that returns garbage for a name
-                continue
-        return None
-
-    def handle(self, index: int) -> Any:
-        """Handle of GPU ``index``. Raises GpuLostError: without one nothing can be asked."""
-        try:
-            return self._nvml.nvmlDeviceGetHandleByIndex(index)
-        except self._nvml.NVMLError as error:
-            raise GpuLostError(str(error)) from error
+def answer(talk: Conversation, gpu: Any, field: str) -> Any:
+    """A field of GpuReading, by the GPU's handle; None where NVML refuses. Raises GpuLostError."""
+    functions, arguments, convert = _QUESTIONS[field]
+    found = talk.ask(functions, gpu, *arguments)
+    return None if found is None else convert(found)
 
 
 @contextlib.contextmanager
@@ -307,10 +240,62 @@ def _pynvml() -> Nvml:
     return module
 
 
-# AMD, Apple and Intel GPUs: named where they can be seen without torch, and no more than that.
-#
-# ampscope reads no sensors of these devices and has no table of what they accelerate. It says so,
-# because a device that goes unmentioned looks like a device that is not there.
+class Conversation:
+    """NVML between nvmlInit and nvmlShutdown.
+
+    NVML refuses a question with "Not Supported" on many consumer, virtual and integrated GPUs; that
+    is an answer, and comes back as None. GpuLostError and NvmlStartError stay inside this file:
+    what reads the GPUs turns them into sentences. Error codes are those of nvmlReturn_t in nvml.h.
+    """
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+
+    def ask(self, functions: tuple[str, ...], *arguments: object) -> Any:
+        """Answer of the first function that has one, or None. Raises GpuLostError."""
+        for function in functions:
+            call = getattr(self._nvml, function, None)  # an older nvidia-ml-py may lack it
+            try:
+                if call is not None:
+                    return call(*arguments)
+            except self._nvml.NVMLError as error:
+                if getattr(error, "value", None) in GONE_CODES:
+                    raise GpuLostError(str(error)) from error
+            except UnicodeDecodeError:  # a driver that returns garbage for a name
+                continue
+        return None
+
+    def handle(self, index: int) -> Any:
+        """Handle of GPU ``index``. Raises GpuLostError: without one nothing can be asked."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError as error:
+            raise GpuLostError(str(error)) from error
+
+
+class Nvml(Protocol):
+    """What is used of ``pynvml`` by name; all other functions are looked up when they are asked."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own name
+
+    def nvmlShutdown(self) -> None: ...  # noqa: N802  # NVML's own name
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802  # NVML's own name
+
+
+class GpuLostError(Exception):
+    """The GPU stopped answering; the text is NVML's."""
+
+
+class NvmlStartError(Exception):
+    """NVML cannot be used; the text is one sentence for a person. ``has_no_nvml``: not for a fault
+    of the driver, but because NVML itself is not there."""
+
+    def __init__(self, sentence: str, *, has_no_nvml: bool = False) -> None:
+        super().__init__(sentence)
+        self.has_no_nvml = has_no_nvml
 
 
 AMD_VENDOR = 4098  # 0x1002, PCI vendor id as KFD's topology writes it
@@ -325,19 +310,10 @@ class Accelerator:
     name: str
 
 
-def gfx_name(target_version: int) -> str:
-    """KFD's ``gfx_target_version`` as LLVM's target name: 90402 -> "gfx942", 90010 -> "gfx90a".
-
-    The number is 10000 major + 100 minor + stepping (drivers/gpu/drm/amd/amdkfd/kfd_device.c); the
-    name has minor and stepping as one hex digit each (LLVM's AMDGPU guide, "Processors").
-    """
-    major, rest = divmod(target_version, 10000)
-    minor, stepping = divmod(rest, 100)
-    return f"gfx{major}{minor:x}{stepping:x}"
-
-
 def find_accelerators(root: Path = Path("/")) -> tuple[Accelerator, ...]:
-    """Every such device that the system shows. ``root`` is where /dev and /sys are."""
+    """Every AMD, Apple and Intel GPU that can be seen without torch. ampscope reads no sensors of
+    these devices and has no table of what they accelerate. It says so, because a device that goes
+    unmentioned looks like a device that is not there. ``root`` is where /dev and /sys are."""
     return (*_rocm(root), *_mps(), *_xpu(root))
 
 
@@ -356,6 +332,17 @@ def _rocm(root: Path) -> list[Accelerator]:
         for node in properties
         if node.get("simd_count", 0) > 0 and node.get("vendor_id") == AMD_VENDOR
     ]
+
+
+def gfx_name(target_version: int) -> str:
+    """KFD's ``gfx_target_version`` as LLVM's target name: 90402 -> "gfx942", 90010 -> "gfx90a".
+
+    The number is 10000 major + 100 minor + stepping (drivers/gpu/drm/amd/amdkfd/kfd_device.c); the
+    name has minor and stepping as one hex digit each (LLVM's AMDGPU guide, "Processors").
+    """
+    major, rest = divmod(target_version, 10000)
+    minor, stepping = divmod(rest, 100)
+    return f"gfx{major}{minor:x}{stepping:x}"
 
 
 def _numbers(path: Path) -> dict[str, int]:

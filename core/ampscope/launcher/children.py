@@ -28,9 +28,53 @@ from ampscope.store.writer import RunWriter
 MAX_WORDS = 4_000  # of the end of what a child said
 IDLE_S = 300.0  # a child that waits holds 300 MB
 _SECRETS = ("AMPSCOPE_CLASSROOM_", "AMPSCOPE_TOKEN")
+_NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+# Beginnings of the sentences that may mean: memory ran out.
+SIGKILLED = "The script was killed (SIGKILL)"
+NOT_STARTED = "The machine could not start a further process"
 
 _lock = threading.Lock()
 _waiting: dict[Path, Child] = {}
+
+
+def spawn(spec: RunSpec, store: Path, run_id: str, *, bound: bool = False) -> None:
+    """A process for the run: the one that waits, if one does. A ``bound`` one ends with this
+    process. Raises OSError, BadInput."""
+    environment = ends_with_us(child_environment()) if bound else child_environment()
+    if spec.framework != TORCH:
+        python = python_for(spec.framework)
+        module = f"{framework(spec.framework).package}.child"
+        Child(store, module, python, with_package(environment), run_id)
+        return
+    if bound:
+        Child(store, "ampscope.runner", sys.executable, environment, run_id)
+        return
+    with _lock:
+        ready = _waiting.pop(store.absolute(), None)
+        if ready is None or not ready.takes(run_id):
+            _child(store, run_id)
+
+
+def expect(store: Path, idle_s: float = IDLE_S) -> None:
+    """Have one process load torch and wait ``idle_s`` for a run of this store."""
+    store = store.absolute()
+    with _lock:
+        if store in _waiting:
+            return
+        _waiting[store] = child = _child(store)
+    timer = threading.Timer(idle_s, _let_go, [store, child])
+    timer.daemon = True
+    timer.start()
+
+
+def _child(store: Path, run_id: str = "") -> Child:
+    return Child(store, "ampscope.runner", sys.executable, child_environment(), run_id)
+
+
+def _let_go(store: Path, child: Child) -> None:
+    with _lock:
+        if _waiting.get(store) is child:
+            _waiting.pop(store).dismiss()
 
 
 class Child:
@@ -77,38 +121,16 @@ class Child:
             status = self._process.wait()
             if self.run_id:
                 forget(self.run_id)
-                said = end_of(self._words.fileno(), MAX_WORDS)
-                _say_how_it_died(self.store, self.run_id, status, said)
+                self._say_how_it_died(status, end_of(self._words.fileno(), MAX_WORDS))
 
-
-def spawn(spec: RunSpec, store: Path, run_id: str, *, bound: bool = False) -> None:
-    """A process for the run: the one that waits, if one does. A ``bound`` one ends with this
-    process. Raises OSError, BadInput."""
-    environment = ends_with_us(child_environment()) if bound else child_environment()
-    if spec.framework != TORCH:
-        python = python_for(spec.framework)
-        module = f"{framework(spec.framework).package}.child"
-        Child(store, module, python, with_package(environment), run_id)
-        return
-    if bound:
-        Child(store, "ampscope.runner", sys.executable, environment, run_id)
-        return
-    with _lock:
-        ready = _waiting.pop(store.absolute(), None)
-        if ready is None or not ready.takes(run_id):
-            _child(store, run_id)
-
-
-def expect(store: Path, idle_s: float = IDLE_S) -> None:
-    """Have one process load torch and wait ``idle_s`` for a run of this store."""
-    store = store.absolute()
-    with _lock:
-        if store in _waiting:
+    def _say_how_it_died(self, status: int, words: str) -> None:
+        """A child that crashed in native code, or could not even start, has not said so itself. One
+        that was killed is left alone: a reader shows it as lost."""
+        if status in (0, -signal.SIGKILL, -signal.SIGTERM):
             return
-        _waiting[store] = child = _child(store)
-    timer = threading.Timer(idle_s, _let_go, [store, child])
-    timer.daemon = True
-    timer.start()
+        with contextlib.suppress(AmpscopeError):  # a store that is gone needs no last words
+            sentence = last_words(str(status), words, "The run")
+            close_if_open(self.store, self.run_id, State.FAILED, sentence, words)
 
 
 def started(module: str, python: str = sys.executable) -> list[str]:
@@ -135,26 +157,6 @@ def ends_with_us(environment: dict[str, str]) -> dict[str, str]:
     return {**environment, PARENT: str(os.getpid())} if is_main else environment
 
 
-def _child(store: Path, run_id: str = "") -> Child:
-    return Child(store, "ampscope.runner", sys.executable, child_environment(), run_id)
-
-
-def _let_go(store: Path, child: Child) -> None:
-    with _lock:
-        if _waiting.get(store) is child:
-            _waiting.pop(store).dismiss()
-
-
-def _say_how_it_died(store: Path, run_id: str, status: int, words: str) -> None:
-    """A child that crashed in native code, or could not even start, has not said so itself. One
-    that was killed is left alone: a reader shows it as lost."""
-    if status in (0, -signal.SIGKILL, -signal.SIGTERM):
-        return
-    with contextlib.suppress(AmpscopeError):  # a store that is gone needs no last words
-        sentence = last_words(str(status), words, "The run")
-        close_if_open(store, run_id, State.FAILED, sentence, words)
-
-
 def close_if_open(
     store: Path, run_id: str, state: State, message: str, traceback: str = ""
 ) -> None:
@@ -167,19 +169,8 @@ def close_if_open(
     writer.close()
 
 
-# What became of a script's process that could not say so itself, in one sentence.
-
-
-_NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-
-
-# Beginnings of the sentences that may mean: memory ran out.
-SIGKILLED = "The script was killed (SIGKILL)"
-NOT_STARTED = "The machine could not start a further process"
-
-
 def last_words(answer: str, output: str, who: str = "The script") -> str:
-    """One sentence about a child that could not write how it ended.
+    """What became of a process that could not write how it ended, in one sentence.
 
     ``who`` it was. ``answer`` is the fork server's: an exit status, negative for a signal, or a
     word of its own.
@@ -209,17 +200,15 @@ def last_words(answer: str, output: str, who: str = "The script") -> str:
     return f"{who}'s process exited without reporting an error (status {status}).{said}"
 
 
-# A script's output, followed in the file that it goes to.
-#
-# Files rather than pipes: however much a script prints, and whatever process holds its output, no
-# process waits for a reader.
-
-
 PART_BYTES = 1 << 20
 
 
 class Followed:
-    """Hands what is new in ``path`` to ``write``."""
+    """A script's output: hands what is new in ``path`` to ``write``.
+
+    It goes to files rather than pipes: however much a script prints, and whatever process holds its
+    output, no process waits for a reader.
+    """
 
     def __init__(self, path: Path, write: Callable[[bytes], object]) -> None:
         self._path = path

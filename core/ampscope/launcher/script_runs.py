@@ -56,51 +56,11 @@ NOTHING = Cadence(histogram=0, trace=0, shadow=0)
 LOOKED_EVERY_S = 2.0  # at what a run says of itself
 ENDS_WITHIN_S = 120.0  # the fork server, that may still load torch
 KILLED_AFTER_S = 5.0  # after the time at which the child's own watchdog ends it
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptRun:
-    """One finished run with everything that was recorded."""
-
-    info: RunInfo
-    observations: tuple[Observation, ...]
-    output: str  # the end of what the script printed
-
-    @property
-    def lacks_device(self) -> bool:
-        """Whether the script wants a CUDA device that is not there, and is to be given one."""
-        info = self.info
-        view = RunView(info.spec.control, info.id, self.observations)
-        said = f"{self.output}\n{info.traceback}"
-        is_open = info.spec.policy == AUTO and bool(extensions.simulated_device())
-        return is_open and wants_cuda(view, said)
-
-
-# What makes an experiment tracker write files instead of talking to its server.
-_OFFLINE = {
-    "WANDB_MODE": "offline",
-    "WANDB_ERROR_REPORTING": "false",
-    "NEPTUNE_MODE": "offline",
-    "CLEARML_OFFLINE_MODE": "1",
-    "COMET_START_ONLINE": "0",
-    "SWANLAB_MODE": "offline",
-}
-_SENDS_NOTHING = ("disabled", "dryrun", "debug", "local")
-_MLFLOW = "MLFLOW_TRACKING_URI"
-_TRACKIO_REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
-
-
-def trackers_offline(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a script's experiment trackers send nothing: the runs of a diagnosis
-    are not the user's training. What they write as files lies in a run's private view. A tracker
-    that the environment switches off stays off."""
-    own = {name: value for name, value in environment.items() if value.lower() in _SENDS_NOTHING}
-    made = {**environment, **_OFFLINE, **{name: own[name] for name in _OFFLINE if name in own}}
-    if re.match(r"databricks|(?!file:|sqlite:)[\w+]+://", made.get(_MLFLOW, "")):
-        made[_MLFLOW] = "file:./mlruns"
-    for name in _TRACKIO_REMOTE:  # an empty one asks the Hub whose Space it is
-        made.pop(name, None)
-    return made | {"TRACKIO_DIR": "./trackio"}
+EXIT_COULD_NOT_RUN = 2
+DIAGNOSED = (0, 1)  # exit statuses of ``ampscope diagnose``: no fault, fault
+MAX_WORDS = 4_000  # of the end of what a process said
+_REPORTED = "Judged under"  # how the last paragraph of a printed diagnosis begins
+_LAST_LINES = 20  # in which it stands; notes make it long
 
 
 class ScriptRuns:
@@ -355,18 +315,63 @@ class ScriptRuns:
         return Path(self.folder.name) / "fork_server.err"
 
 
-def jobs_folder(store: Path) -> Path:
-    """Where runs of ``store`` that are jobs have what their machines share, a folder for each
-    diagnosis."""
-    return store.absolute().with_name(f"{store.name}.jobs")
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """One finished run with everything that was recorded."""
+
+    info: RunInfo
+    observations: tuple[Observation, ...]
+    output: str  # the end of what the script printed
+
+    @property
+    def lacks_device(self) -> bool:
+        """Whether the script wants a CUDA device that is not there, and is to be given one."""
+        info = self.info
+        view = RunView(info.spec.control, info.id, self.observations)
+        said = f"{self.output}\n{info.traceback}"
+        is_open = info.spec.policy == AUTO and bool(extensions.simulated_device())
+        return is_open and wants_cuda(view, said)
 
 
-def remove_left_jobs(store: Path) -> None:
-    """Remove what diagnoses of ``store`` that were killed have left there."""
-    folder = jobs_folder(store)
-    remove_leftovers_in(folder)
-    with contextlib.suppress(OSError):  # there is none, or another diagnosis has its own in it
-        folder.rmdir()
+def _server(spec: RunSpec, python: str) -> list[str]:
+    """The command of the process that starts the runs, with ``python`` where they train with torch.
+    Raises BadInput without the framework."""
+    if spec.framework == TORCH:
+        return [*started("ampscope.runner.fork_server", python), "--script", spec.workload]
+    python = python_for(spec.framework)
+    return [*started(f"{framework(spec.framework).package}.server"), "--python", python]
+
+
+# What makes an experiment tracker write files instead of talking to its server.
+_OFFLINE = {
+    "WANDB_MODE": "offline",
+    "WANDB_ERROR_REPORTING": "false",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "COMET_START_ONLINE": "0",
+    "SWANLAB_MODE": "offline",
+}
+_SENDS_NOTHING = ("disabled", "dryrun", "debug", "local")
+_MLFLOW = "MLFLOW_TRACKING_URI"
+_TRACKIO_REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
+
+
+def trackers_offline(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a script's experiment trackers send nothing: the runs of a diagnosis
+    are not the user's training. What they write as files lies in a run's private view. A tracker
+    that the environment switches off stays off."""
+    own = {name: value for name, value in environment.items() if value.lower() in _SENDS_NOTHING}
+    made = {**environment, **_OFFLINE, **{name: own[name] for name in _OFFLINE if name in own}}
+    if re.match(r"databricks|(?!file:|sqlite:)[\w+]+://", made.get(_MLFLOW, "")):
+        made[_MLFLOW] = "file:./mlruns"
+    for name in _TRACKIO_REMOTE:  # an empty one asks the Hub whose Space it is
+        made.pop(name, None)
+    return made | {"TRACKIO_DIR": "./trackio"}
+
+
+def within(spec: RunSpec, limit_s: float) -> RunSpec:
+    """``spec`` with a time limit of ``limit_s`` seconds at most."""
+    return replace(spec, time_limit_s=min(spec.time_limit_s, max(limit_s, 1.0)))
 
 
 @contextlib.contextmanager
@@ -388,33 +393,38 @@ def _signals_held() -> Iterator[None]:
             os.kill(os.getpid(), came[0])
 
 
-def _server(spec: RunSpec, python: str) -> list[str]:
-    """The command of the process that starts the runs, with ``python`` where they train with torch.
-    Raises BadInput without the framework."""
-    if spec.framework == TORCH:
-        return [*started("ampscope.runner.fork_server", python), "--script", spec.workload]
-    python = python_for(spec.framework)
-    return [*started(f"{framework(spec.framework).package}.server"), "--python", python]
+def jobs_folder(store: Path) -> Path:
+    """Where runs of ``store`` that are jobs have what their machines share, a folder for each
+    diagnosis."""
+    return store.absolute().with_name(f"{store.name}.jobs")
 
 
-# Run a recorded script again under other controls, as runs of the same diagnosis.
-#
-#     python -m ampscope.launcher.script_runs --store FILE --run RUN_ID CONTROL…
-#
-# What is run (file, arguments, limits, policy) is read from the store, so the caller names a run
-# and a control and nothing else.
+def remove_left_jobs(store: Path) -> None:
+    """Remove what diagnoses of ``store`` that were killed have left there."""
+    folder = jobs_folder(store)
+    remove_leftovers_in(folder)
+    with contextlib.suppress(OSError):  # there is none, or another diagnosis has its own in it
+        folder.rmdir()
 
 
-EXIT_COULD_NOT_RUN = 2
-
-
-def within(spec: RunSpec, limit_s: float) -> RunSpec:
-    """``spec`` with a time limit of ``limit_s`` seconds at most."""
-    return replace(spec, time_limit_s=min(spec.time_limit_s, max(limit_s, 1.0)))
+@click.command()
+@click.option("--store", type=click.Path(path_type=Path), required=True)
+@click.option("--run", "run_id", required=True)
+@click.argument("controls", nargs=-1, required=True)
+def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
+    """Run the script of RUN_ID under each of CONTROLS, as runs of the same diagnosis."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # there are files to put back
+    try:
+        repeat(store, run_id, controls)
+    except AmpscopeError as error:
+        click.echo(f"ampscope: {error}", err=True)
+        sys.exit(EXIT_COULD_NOT_RUN)
 
 
 def repeat(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
-    """One run of the script for each control, one after another."""
+    """One run of a recorded script for each control, one after another, in its own diagnosis. What
+    is run (file, arguments, limits, policy) is read from the store, so that the caller names a run
+    and a control and nothing else."""
     with Reader(store) as reader:
         info = reader.run(run_id)
         group = reader.group(info.spec.group)
@@ -455,38 +465,21 @@ def is_module(spec: RunSpec) -> bool:
     return spec.workload.startswith("-m ")
 
 
-@click.command()
-@click.option("--store", type=click.Path(path_type=Path), required=True)
-@click.option("--run", "run_id", required=True)
-@click.argument("controls", nargs=-1, required=True)
-def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
-    """Run the script of RUN_ID under each of CONTROLS."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # there are files to put back
-    try:
-        repeat(store, run_id, controls)
-    except AmpscopeError as error:
-        click.echo(f"ampscope: {error}", err=True)
-        sys.exit(EXIT_COULD_NOT_RUN)
-
-
-# Diagnoses and re-runs as processes of their own, which outlive the process that starts them.
-#
-#     job = start_diagnosis(Path("train.py"), store)      # returns at once
-#     is_running(job); detached_words(job); stop(job)
-#
-# What they find goes to the store. Between the start of such a process and its first run in the
-# store lie a second or two, in which only the process itself shows that something is under way.
-
-
-DIAGNOSED = (0, 1)  # exit statuses of ``ampscope diagnose``: no fault, fault
-MAX_WORDS = 4_000  # of the end of what a process said
-_REPORTED = "Judged under"  # how the last paragraph of a printed diagnosis begins
-_LAST_LINES = 20  # in which it stands; notes make it long
+def folder_of(spec: RunSpec) -> Path:
+    """Where a script is run again: in its own folder; a module where this process is."""
+    return Path.cwd() if is_module(spec) else Path(spec.workload).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A process that was started here."""
+    """A diagnosis or a re-run in a process of its own, which outlives the one that starts it.
+
+        job = start_diagnosis(Path("train.py"), store)      # returns at once
+        is_running(job); detached_words(job); stop(job)
+
+    What it finds goes to the store. Between the start of such a process and its first run in the
+    store lie a second or two, in which only the process itself shows that something is under way.
+    """
 
     pid: int
 
@@ -529,38 +522,6 @@ def start_controls(
     return _start([*command, "--run", run_id, "--", *controls], folder_of(spec), python)
 
 
-def folder_of(spec: RunSpec) -> Path:
-    """Where a script is run again: in its own folder; a module where this process is."""
-    return Path.cwd() if is_module(spec) else Path(spec.workload).parent
-
-
-def is_running(job: Job) -> bool:
-    """Whether the process is still there."""
-    process = _started.get(job.pid)
-    return process is not None and process.poll() is None
-
-
-def detached_words(job: Job) -> str:
-    """Why it could not do its work: the last line that it said; "" when it did, or still runs."""
-    process = _started.get(job.pid)
-    if process is None or process.poll() is None or process.returncode in DIAGNOSED:
-        return ""
-    words = end_of(_words[job.pid], MAX_WORDS)
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    if any(line.startswith(_REPORTED) for line in lines[-_LAST_LINES:]):
-        return ""  # a report was printed: undetermined is a verdict too, and the page shows it
-    said = lines[-1].removeprefix("ampscope: ") if lines else ""
-    return said or f"It ended with status {process.returncode} and said nothing."
-
-
-def stop(job: Job) -> None:
-    """End it as Ctrl-C would; the script's runs die with the process that waits for them. Not by
-    SIGINT itself, which is ignored below a server that a shell script started in the background."""
-    if is_running(job):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGTERM)
-
-
 # A reference keeps Popen from warning and lets an ended child be reaped. The file holds what it
 # said; it has no name, so nothing is left behind.
 _started: dict[int, subprocess.Popen[bytes]] = {}
@@ -589,6 +550,33 @@ def _start(arguments: Sequence[str], folder: Path, python: str) -> Job:
         _words[process.pid] = os.dup(words.fileno())
     _started[process.pid] = process
     return Job(process.pid)
+
+
+def is_running(job: Job) -> bool:
+    """Whether the process is still there."""
+    process = _started.get(job.pid)
+    return process is not None and process.poll() is None
+
+
+def detached_words(job: Job) -> str:
+    """Why it could not do its work: the last line that it said; "" when it did, or still runs."""
+    process = _started.get(job.pid)
+    if process is None or process.poll() is None or process.returncode in DIAGNOSED:
+        return ""
+    words = end_of(_words[job.pid], MAX_WORDS)
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    if any(line.startswith(_REPORTED) for line in lines[-_LAST_LINES:]):
+        return ""  # a report was printed: undetermined is a verdict too, and the page shows it
+    said = lines[-1].removeprefix("ampscope: ") if lines else ""
+    return said or f"It ended with status {process.returncode} and said nothing."
+
+
+def stop(job: Job) -> None:
+    """End it as Ctrl-C would; the script's runs die with the process that waits for them. Not by
+    SIGINT itself, which is ignored below a server that a shell script started in the background."""
+    if is_running(job):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

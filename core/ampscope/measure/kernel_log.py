@@ -22,6 +22,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 _RANGE = "ampscope-matmul-"
 _NO_KERNEL = ("Mem", _RANGE)  # copies, fills, and the range itself on the device's time line
+_OURS, _THEIRS, _NOBODY = "ampscope,", "onednn_verbose,", "none"
+_STDOUT = 1
+# Primitives that multiply; reorders, element-wise ops and sums around them are left out.
+_MULTIPLY = {"matmul", "convolution", "deconvolution", "inner_product", "gemm_api", "sdpa"}
 
 
 class KernelProfile:
@@ -66,27 +70,20 @@ def _names(event: Any) -> Iterator[str]:
         yield from _names(child)
 
 
-# Which of oneDNN's implementations ran for which matmul, from oneDNN's own log.
-#
-# oneDNN writes a line for each primitive that it runs to the C library's standard output, so the
-# file descriptor itself is sent to a file meanwhile; before each matmul a line of our own goes to
-# the same place::
-#
-#     ampscope,7
-#     onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16:…
-#
-# Matmuls that do not reach oneDNN (torch's own fp16 kernels, MKL's fp32 matmuls) leave no line.
-# Format: https://uxlfoundation.github.io/oneDNN/dev_guide_verbose.html
-
-
-_OURS, _THEIRS, _NOBODY = "ampscope,", "onednn_verbose,", "none"
-_STDOUT = 1
-# Primitives that multiply; reorders, element-wise ops and sums around them are left out.
-_MULTIPLY = {"matmul", "convolution", "deconvolution", "inner_product", "gemm_api", "sdpa"}
-
-
 class OneDnnLog:
-    """While entered, standard output is read; :attr:`kernels` afterwards."""
+    """Which of oneDNN's implementations ran for which matmul. While entered, standard output is
+    read; :attr:`kernels` afterwards.
+
+    oneDNN writes a line for each primitive that it runs to the C library's standard output, so the
+    file descriptor itself is sent to a file meanwhile; before each matmul a line of our own goes to
+    the same place::
+
+        ampscope,7
+        onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16:…
+
+    Matmuls that do not reach oneDNN (torch's own fp16 kernels, MKL's fp32 matmuls) leave no line.
+    Format: https://uxlfoundation.github.io/oneDNN/dev_guide_verbose.html
+    """
 
     source = "oneDNN"
 

@@ -8,7 +8,7 @@ rate on zeros is one that no training reaches. Sums are kept as training keeps t
 half and fp8 dtypes, int32 for int8). On CUDA the fp8 matmul uses the fast accumulation that
 forward passes use; without it Hopper's rate is lower.
 
-Also here: a matmul without its data, to be made again (:class:`MatmulCall`).
+A matmul of a training is made again without its data (:class:`MatmulCall`).
 """
 
 from __future__ import annotations
@@ -44,37 +44,6 @@ OPERANDS: dict[str, torch.dtype] = {
 RESULTS: dict[str, torch.dtype] = {"int8": torch.int32, "e4m3": torch.bfloat16}
 TF32_FROM = (8, 0)  # CUDA Programming Guide, Tensor Core table
 FP8_FROM = (8, 9)  # the same table; torch._scaled_mm refuses anything before it
-
-
-def refusal(dtype: str, device: torch.device) -> str:
-    """Why there is no matmul in ``dtype`` on this device, or nothing. What only torch can tell is
-    told by the first call."""
-    if device.type != "cuda":
-        return "TF32 is a mode of NVIDIA's Tensor Cores." if dtype == "tf32" else ""
-    if torch.version.hip is not None:  # AMD's numbers are no compute capabilities
-        return ""
-    needed = {"tf32": TF32_FROM, "e4m3": FP8_FROM}.get(dtype)
-    major, minor = torch.cuda.get_device_capability(device)
-    if needed is None or (major, minor) >= needed:
-        return ""
-    return f"It needs compute capability {needed[0]}.{needed[1]}; this is {major}.{minor}."
-
-
-class Matrices:
-    """Random matrices cut from the same memory, for many sizes that are used one after the other:
-    36 sizes near 4096 in three dtypes would need 14 GB of their own. The largest comes first."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-
-    def take(self, role: str, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous matrix; ``role`` keeps operands and result apart."""
-        count = size[0] * size[1]
-        flat = self._flat.get((role, dtype))
-        if flat is None or flat.numel() < count:
-            flat = self._flat[role, dtype] = random_tensor((count,), dtype, self.device)
-        return flat[:count].view(size)
 
 
 def matmul(
@@ -114,6 +83,23 @@ def _with_flag(precision: str, left: torch.Tensor, right: torch.Tensor, out: tor
     return call
 
 
+class Matrices:
+    """Random matrices cut from the same memory, for many sizes that are used one after the other:
+    36 sizes near 4096 in three dtypes would need 14 GB of their own. The largest comes first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def take(self, role: str, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous matrix; ``role`` keeps operands and result apart."""
+        count = size[0] * size[1]
+        flat = self._flat.get((role, dtype))
+        if flat is None or flat.numel() < count:
+            flat = self._flat[role, dtype] = random_tensor((count,), dtype, self.device)
+        return flat[:count].view(size)
+
+
 def random_tensor(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Normal numbers, or for integers all values of int8 alike."""
     if not dtype.is_floating_point:
@@ -123,17 +109,18 @@ def random_tensor(size: tuple[int, ...], dtype: torch.dtype, device: torch.devic
     return torch.randn(size, dtype=dtype, device=device)
 
 
-def flops(shape: Shape) -> int:
-    """A multiplication and an addition for each of m n k."""
-    m, n, k = shape
-    return 2 * m * n * k
-
-
-def moved_bytes(dtype: str, shape: Shape) -> int:
-    """Both operands read once, the result written once."""
-    m, n, k = shape
-    width = OPERANDS[dtype].itemsize
-    return width * (m * k + k * n) + RESULTS.get(dtype, OPERANDS[dtype]).itemsize * m * n
+def refusal(dtype: str, device: torch.device) -> str:
+    """Why there is no matmul in ``dtype`` on this device, or nothing. What only torch can tell is
+    told by the first call."""
+    if device.type != "cuda":
+        return "TF32 is a mode of NVIDIA's Tensor Cores." if dtype == "tf32" else ""
+    if torch.version.hip is not None:  # AMD's numbers are no compute capabilities
+        return ""
+    needed = {"tf32": TF32_FROM, "e4m3": FP8_FROM}.get(dtype)
+    major, minor = torch.cuda.get_device_capability(device)
+    if needed is None or (major, minor) >= needed:
+        return ""
+    return f"It needs compute capability {needed[0]}.{needed[1]}; this is {major}.{minor}."
 
 
 def matmul_rate(
@@ -153,12 +140,17 @@ def matmul_rate(
     )
 
 
-# One call of a matmul without its data: enough to make it again on random numbers, in another
-# dtype, or with a dimension enlarged.
-#
-#     call = MatmulCall.of(torch.ops.aten.mm.default, (a, b), {})
-#     call.dimensions()                      # {"m": 1024, "n": 50257, "k": 768}
-#     call.padded({"n": 50304}).run(device)  # the matmul of random matrices of that size
+def flops(shape: Shape) -> int:
+    """A multiplication and an addition for each of m n k."""
+    m, n, k = shape
+    return 2 * m * n * k
+
+
+def moved_bytes(dtype: str, shape: Shape) -> int:
+    """Both operands read once, the result written once."""
+    m, n, k = shape
+    width = OPERANDS[dtype].itemsize
+    return width * (m * k + k * n) + RESULTS.get(dtype, OPERANDS[dtype]).itemsize * m * n
 
 
 WEIGHT_GRADIENT, INPUT_GRADIENT = "weight gradient", "input gradient"
@@ -182,49 +174,14 @@ _IN, _OUT = "input channels", "output channels"
 
 
 @dataclass(frozen=True, slots=True)
-class TensorArgument:
-    """Stands for a tensor."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def made(self, device: torch.device) -> Tensor:
-        """Random numbers of that shape, dtype and strides (zeros for integers, which are seeds and
-        offsets); elements that shared memory share it again."""
-        pairs = zip(self.shape, self.stride, strict=True)
-        length = 1 + sum((size - 1) * stride for size, stride in pairs)
-        if self.dtype.is_floating_point:
-            storage = random_tensor((length,), self.dtype, device)
-        else:
-            storage = torch.zeros((length,), dtype=self.dtype, device=device)
-        return storage.as_strided(self.shape, self.stride)
-
-    @property
-    def elements(self) -> int:
-        """Those that exist in memory: an expanded axis is one."""
-        pairs = zip(self.shape, self.stride, strict=True)
-        return math.prod(size for size, stride in pairs if stride != 0)
-
-    def has(self, axis: int, size: int) -> bool:
-        """Whether that axis is there and of that size: an addend that is broadcast lacks it."""
-        rank = len(self.shape)
-        return -rank <= axis < rank and self.shape[axis] == size
-
-    def resized(self, axis: int, size: int) -> TensorArgument:
-        """Dense, with its axes in the same order in memory."""
-        shape = list(self.shape)
-        shape[axis] = size
-        stride, step = list(self.stride), 1
-        for i in sorted(range(len(shape)), key=lambda i: (self.stride[i], self.shape[i])):
-            if self.stride[i] != 0:
-                stride[i], step = step, step * shape[i]
-        return replace(self, shape=tuple(shape), stride=tuple(stride))
-
-
-@dataclass(frozen=True, slots=True)
 class MatmulCall:
-    """An op and its arguments; equal calls are equal and hash alike."""
+    """An op and its arguments without their data: enough to make it again on random numbers, in
+    another dtype, or with a dimension enlarged. Equal calls are equal and hash alike.
+
+        call = MatmulCall.of(torch.ops.aten.mm.default, (a, b), {})
+        call.dimensions()                      # {"m": 1024, "n": 50257, "k": 768}
+        call.padded({"n": 50304}).run(device)  # the matmul of random matrices of that size
+    """
 
     func: Callable[..., Any]
     args: tuple[Any, ...]  # as the op's schema says, a TensorArgument in place of each tensor
@@ -330,6 +287,47 @@ class MatmulCall:
         first, second = (1, 0) if self._is_transposed else (0, 1)
         of_out = 1 if self.name == "convolution_backward" else 0
         return {_IN: ((data, 1), (weight, second)), _OUT: ((weight, first), (out, of_out))}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """Stands for a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def made(self, device: torch.device) -> Tensor:
+        """Random numbers of that shape, dtype and strides (zeros for integers, which are seeds and
+        offsets); elements that shared memory share it again."""
+        pairs = zip(self.shape, self.stride, strict=True)
+        length = 1 + sum((size - 1) * stride for size, stride in pairs)
+        if self.dtype.is_floating_point:
+            storage = random_tensor((length,), self.dtype, device)
+        else:
+            storage = torch.zeros((length,), dtype=self.dtype, device=device)
+        return storage.as_strided(self.shape, self.stride)
+
+    @property
+    def elements(self) -> int:
+        """Those that exist in memory: an expanded axis is one."""
+        pairs = zip(self.shape, self.stride, strict=True)
+        return math.prod(size for size, stride in pairs if stride != 0)
+
+    def has(self, axis: int, size: int) -> bool:
+        """Whether that axis is there and of that size: an addend that is broadcast lacks it."""
+        rank = len(self.shape)
+        return -rank <= axis < rank and self.shape[axis] == size
+
+    def resized(self, axis: int, size: int) -> TensorArgument:
+        """Dense, with its axes in the same order in memory."""
+        shape = list(self.shape)
+        shape[axis] = size
+        stride, step = list(self.stride), 1
+        for i in sorted(range(len(shape)), key=lambda i: (self.stride[i], self.shape[i])):
+            if self.stride[i] != 0:
+                stride[i], step = step, step * shape[i]
+        return replace(self, shape=tuple(shape), stride=tuple(stride))
 
 
 def _described(value: Any) -> Any:

@@ -26,14 +26,20 @@ from ampscope.measure.timing import summary, synchronize, times
 from ampscope.records import Rate, RunSpec, Timing
 from ampscope.store.writer import RunWriter
 
-# Rates of square matmuls, every dtype at several sizes: what the device reaches alone.
-#
-# Sizes rise. What a matmul will take is predicted from the size before, so that a dtype without
-# instructions of its own (fp16 on most CPUs: 40 times slower than fp32) costs no more than the
-# rest.
+QUICK = "quick"
+WARM_UP_S = 1.0  # an idle GPU takes a few tenths of a second to raise its clocks
+WARM_UP_SIZE = 4096
+Call = Callable[[], object]
+Stop = Callable[[], bool]
 
 
-SQUARE_SERIES = "ceiling"
+@dataclass(frozen=True, slots=True)
+class RatePlan:
+    """Everything of one run."""
+
+    matmuls: Effort
+    copy_s: float
+    alignment: AlignmentEffort
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,86 @@ class Effort:
     longest_s: float  # of the least number of calls of one dtype at one size
 
 
+@dataclass(frozen=True, slots=True)
+class AlignmentEffort:
+    """Candidates for the size of a matmul, and seconds for matmuls and convolutions together."""
+
+    sizes: tuple[int, ...]
+    budget_s: float
+
+    @property
+    def longest_s(self) -> float:
+        """Of one call: all sizes of one dtype, the least number of times, within their share."""
+        return self.budget_s / (SHARES * len(PERIODS) * len(OFFSETS) * LEAST)
+
+
+# On 2 cores of an AMD EPYC the whole takes about 30 s, and 10 s when it is quick.
+CPU_SIZES, CUDA_SIZES = (256, 512, 1024, 2048), (512, 1024, 2048, 4096, 8192)
+ALIGNED = {"cpu": (256, 512), "cuda": (1024, 2048, 4096)}
+PLANS = {
+    ("cpu", False): RatePlan(
+        Effort(CPU_SIZES, 2.5, 3.0), 2.0, AlignmentEffort(ALIGNED["cpu"], 8.0)
+    ),
+    ("cpu", True): RatePlan(Effort(CPU_SIZES[:3], 1.0, 0.5), 0.8, AlignmentEffort((256,), 3.0)),
+    ("cuda", False): RatePlan(
+        Effort(CUDA_SIZES, 4.0, 3.0), 2.0, AlignmentEffort(ALIGNED["cuda"], 16.0)
+    ),
+    ("cuda", True): RatePlan(
+        Effort(CUDA_SIZES[1:4], 1.0, 0.5), 0.8, AlignmentEffort(ALIGNED["cuda"][:2], 4.0)
+    ),
+}
+
+
+def measure(
+    spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
+) -> str:
+    """Measure and write; one sentence on what could not be measured. Raises Cancelled."""
+    plan = PLANS[device.type, QUICK in spec.args]
+    matmuls = torch.backends.cuda.matmul
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # set at import
+    flags = matmuls.fp32_precision, convolutions.fp32_precision
+    try:
+        with torch.no_grad():
+            warm_up(device)
+            rates = square_matmuls(plan.matmuls, device, writer, is_cancelled)
+            copies(device, plan.copy_s, writer, is_cancelled)
+            aligned_matmuls(plan.alignment, rates, device, writer, is_cancelled)
+            aligned_convolutions(plan.alignment, device, writer, is_cancelled)
+    finally:
+        matmuls.fp32_precision, convolutions.fp32_precision = flags
+    return absence(rates)
+
+
+def absence(rates: Sequence[Rate]) -> str:
+    """Which dtypes were measured at no size, and why."""
+    measured = {rate.dtype for rate in rates if rate.timing is not None}
+    notes = {rate.dtype: rate.note for rate in rates if rate.dtype not in measured}
+    return " ".join(f"Not measured: {dtype}. {note}" for dtype, note in notes.items())
+
+
+def warm_up(device: torch.device) -> None:
+    """Keep a GPU busy until its clocks are up; a CPU's first calls do that."""
+    if device.type != "cuda" or refusal("fp16", device):
+        return
+    call = matmul("fp16", (WARM_UP_SIZE,) * 3, device)
+    ends = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < ends:
+        call()
+        torch.cuda.synchronize(device)
+
+
+SQUARE_SERIES = "ceiling"
+
+
 def square_matmuls(
     effort: Effort, device: torch.device, writer: RunWriter, stop: Stop
 ) -> list[Rate]:
-    """One rate a dtype and size, written as they come; those that cannot be have a note."""
+    """One rate a dtype and size, written as they come; those that cannot be have a note.
+
+    Sizes rise. What a matmul will take is predicted from the size before, so that a dtype without
+    instructions of its own (fp16 on most CPUs: 40 times slower than fp32) costs no more than the
+    rest.
+    """
     rates: list[Rate] = []
     seconds: dict[str, float] = {}  # of one matmul at the size before
     refused: dict[str, str] = {}
@@ -115,9 +197,6 @@ def reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200] or type(error).__name__
 
 
-# How fast the device copies within its own memory, from a size that fits a cache upwards.
-
-
 COPY_SERIES = "copy"
 MIB = 2**20
 # The largest is eight times the last cache of a large server CPU (32 MiB a core complex) and 20
@@ -127,8 +206,9 @@ FLOAT_BYTES = 4
 
 
 def copies(device: torch.device, budget_s: float, writer: RunWriter, stop: Stop) -> list[Rate]:
-    """Bytes read plus bytes written; a CPU that also reads each line before it writes it moves
-    half as much again, which is not counted."""
+    """How fast the device copies within its own memory, from a size that fits a cache upwards.
+    Counted are bytes read plus bytes written; a CPU that also reads each line before it writes it
+    moves half as much again, which is not counted."""
     rates = []
     for size in SIZES[device.type]:
         count = size // FLOAT_BYTES
@@ -153,49 +233,13 @@ def copies(device: torch.device, budget_s: float, writer: RunWriter, stop: Stop)
     return rates
 
 
-# What a misaligned size costs: one dimension of a matmul, or the channels of a convolution, at 8n +
-# {0, 1, 2, 4}, the others kept at a multiple of 8.
-#
-# Tensor Cores and vector units read 16 bytes at a time, which are 8 halves: rows that begin at
-# other places are read in smaller pieces, or by other kernels.
-
-
 STEP, OFFSETS = 8, (0, 1, 2, 4)
 PERIODS = (-1, 0, 1)  # n before, at and after the size: a cost must show at each to be one
 DTYPES = ("fp16", "bf16", "fp32")  # fp32 for contrast: its 16 bytes are 4 numbers
 ALIGNMENT_SERIES = {"m": "align_m", "n": "align_n", "k": "align_k"}
-LAYOUTS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
-KERNEL = 3  # height and width of a convolution's filters
 SHARES = 4  # of the time: three dimensions of a matmul, and convolutions
 LEFT_OUT = "Left out: one alone takes so long that it would use up the time of the others."
 LONGEST_S = 0.012  # of one matmul in fp32: 36 sizes in three dtypes and ten rounds of them
-
-
-@dataclass(frozen=True, slots=True)
-class AlignmentEffort:
-    """Candidates for the size of a matmul, and seconds for matmuls and convolutions together."""
-
-    sizes: tuple[int, ...]
-    budget_s: float
-
-    @property
-    def longest_s(self) -> float:
-        """Of one call: all sizes of one dtype, the least number of times, within their share."""
-        return self.budget_s / (SHARES * len(PERIODS) * len(OFFSETS) * LEAST)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvShape:
-    """(batch, channels, height, width) in, ``filters`` out."""
-
-    batch: int
-    channels: int
-    side: int
-    filters: int
-
-
-# As large as a middle layer of a ResNet-50 (28 x 28); on a CPU small enough for a few milliseconds.
-CONVOLUTIONS = {"cpu": ConvShape(8, 64, 28, 64), "cuda": ConvShape(64, 256, 28, 256)}
 
 
 def positions(size: int) -> tuple[int, ...]:
@@ -210,7 +254,12 @@ def aligned_matmuls(
     writer: RunWriter,
     stop: Stop,
 ) -> None:
-    """Each dimension in turn; the size and which dtypes take part follow from what was measured."""
+    """What a misaligned size costs: each dimension in turn at 8n + {0, 1, 2, 4}, the others kept at
+    a multiple of 8. The size and which dtypes take part follow from what was measured.
+
+    Tensor Cores and vector units read 16 bytes at a time, which are 8 halves: rows that begin at
+    other places are read in smaller pieces, or by other kernels.
+    """
     size = chosen_size(effort.sizes, ceilings)
     expected = {dtype: _seconds_of_sizes(ceilings, dtype, size) for dtype in DTYPES}
     dtypes = [d for d in DTYPES if 0 < expected[d] <= effort.longest_s]
@@ -237,6 +286,37 @@ def chosen_size(sizes: Sequence[int], ceilings: Sequence[Rate]) -> int:
     """The largest at which an fp32 matmul is short enough to be made hundreds of times."""
     fitting = [s for s in sizes if 0 < _seconds_of_sizes(ceilings, "fp32", s) <= LONGEST_S]
     return max(fitting, default=min(sizes))
+
+
+def _seconds_of_sizes(ceilings: Sequence[Rate], dtype: str, size: int) -> float:
+    """Of one square matmul, as measured; 0 where it was not."""
+    for found in ceilings:
+        if found.dtype == dtype and found.shape[0] == size and found.timing is not None:
+            return found.timing.median_s
+    return 0.0
+
+
+def _shape(size: int, dimension: str, position: int) -> tuple[int, int, int]:
+    m, n, k = (position if name == dimension else size for name in ALIGNMENT_SERIES)
+    return m, n, k
+
+
+LAYOUTS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
+KERNEL = 3  # height and width of a convolution's filters
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """(batch, channels, height, width) in, ``filters`` out."""
+
+    batch: int
+    channels: int
+    side: int
+    filters: int
+
+
+# As large as a middle layer of a ResNet-50 (28 x 28); on a CPU small enough for a few milliseconds.
+CONVOLUTIONS = {"cpu": ConvShape(8, 64, 28, 64), "cuda": ConvShape(64, 256, 28, 256)}
 
 
 def aligned_convolutions(
@@ -315,100 +395,34 @@ def _conv_rate(
     )
 
 
-def _shape(size: int, dimension: str, position: int) -> tuple[int, int, int]:
-    m, n, k = (position if name == dimension else size for name in ALIGNMENT_SERIES)
-    return m, n, k
-
-
-def _seconds_of_sizes(ceilings: Sequence[Rate], dtype: str, size: int) -> float:
-    """Of one square matmul, as measured; 0 where it was not."""
-    for found in ceilings:
-        if found.dtype == dtype and found.shape[0] == size and found.timing is not None:
-            return found.timing.median_s
-    return 0.0
-
-
-QUICK = "quick"
-WARM_UP_S = 1.0  # an idle GPU takes a few tenths of a second to raise its clocks
-WARM_UP_SIZE = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class RatePlan:
-    """Everything of one run."""
-
-    matmuls: Effort
-    copy_s: float
-    alignment: AlignmentEffort
-
-
-# On 2 cores of an AMD EPYC the whole takes about 30 s, and 10 s when it is quick.
-CPU_SIZES, CUDA_SIZES = (256, 512, 1024, 2048), (512, 1024, 2048, 4096, 8192)
-ALIGNED = {"cpu": (256, 512), "cuda": (1024, 2048, 4096)}
-PLANS = {
-    ("cpu", False): RatePlan(
-        Effort(CPU_SIZES, 2.5, 3.0), 2.0, AlignmentEffort(ALIGNED["cpu"], 8.0)
-    ),
-    ("cpu", True): RatePlan(Effort(CPU_SIZES[:3], 1.0, 0.5), 0.8, AlignmentEffort((256,), 3.0)),
-    ("cuda", False): RatePlan(
-        Effort(CUDA_SIZES, 4.0, 3.0), 2.0, AlignmentEffort(ALIGNED["cuda"], 16.0)
-    ),
-    ("cuda", True): RatePlan(
-        Effort(CUDA_SIZES[1:4], 1.0, 0.5), 0.8, AlignmentEffort(ALIGNED["cuda"][:2], 4.0)
-    ),
-}
-
-
-def measure(
-    spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
-) -> str:
-    """Measure and write; one sentence on what could not be measured. Raises Cancelled."""
-    plan = PLANS[device.type, QUICK in spec.args]
-    matmuls = torch.backends.cuda.matmul
-    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # set at import
-    flags = matmuls.fp32_precision, convolutions.fp32_precision
-    try:
-        with torch.no_grad():
-            warm_up(device)
-            rates = square_matmuls(plan.matmuls, device, writer, is_cancelled)
-            copies(device, plan.copy_s, writer, is_cancelled)
-            aligned_matmuls(plan.alignment, rates, device, writer, is_cancelled)
-            aligned_convolutions(plan.alignment, device, writer, is_cancelled)
-    finally:
-        matmuls.fp32_precision, convolutions.fp32_precision = flags
-    return absence(rates)
-
-
-def absence(rates: Sequence[Rate]) -> str:
-    """Which dtypes were measured at no size, and why."""
-    measured = {rate.dtype for rate in rates if rate.timing is not None}
-    notes = {rate.dtype: rate.note for rate in rates if rate.dtype not in measured}
-    return " ".join(f"Not measured: {dtype}. {note}" for dtype, note in notes.items())
-
-
-def warm_up(device: torch.device) -> None:
-    """Keep a GPU busy until its clocks are up; a CPU's first calls do that."""
-    if device.type != "cuda" or refusal("fp16", device):
-        return
-    call = matmul("fp16", (WARM_UP_SIZE,) * 3, device)
-    ends = time.perf_counter() + WARM_UP_S
-    while time.perf_counter() < ends:
-        call()
-        torch.cuda.synchronize(device)
-
-
-# Several calls, timed interleaved: drift (clocks, heat, other processes) falls on all alike.
-#
-# A call that is slow enough to eat the time of the others is left out, with the reason; its rate at
-# a smaller size predicts that before the first call is made.
-
-
-Call = Callable[[], object]
-Stop = Callable[[], bool]
-
 ROUND_S = 0.01  # a fast call is made this long in a row: one alone would find its data out of cache
 LEAST, MOST = 7, 200  # times of one call
 STOPPED = "Cancelled between two measurements."
+
+
+def interleaved(
+    calls: Sequence[tuple[Call, float]], device: torch.device, budget_s: float, stop: Stop
+) -> list[Timing]:
+    """Median and quartiles of each call, given with about how long it takes. Drift (clocks, heat,
+    other processes) falls on all alike: rounds over all of them, for about ``budget_s`` seconds in
+    all and at least :data:`LEAST` times each. Raises Cancelled between two calls when ``stop()`` is
+    true."""
+    timed = [
+        Timed(call, max(1, min(20, int(ROUND_S / max(seconds, 1e-6))))) for call, seconds in calls
+    ]
+    ends = time.perf_counter() + budget_s
+    while _goes_on(timed, time.perf_counter() < ends):
+        for one in timed:
+            if stop():
+                raise Cancelled(STOPPED)
+            if len(one.seconds) < MOST:
+                one.seconds += times(one.call, device, one.each)
+    return [summary(one.seconds) for one in timed]
+
+
+def _goes_on(timed: Sequence[Timed], has_time: bool) -> bool:
+    fewest = min((len(one.seconds) for one in timed), default=MOST)
+    return fewest < (MOST if has_time else LEAST)
 
 
 @dataclass(slots=True)
@@ -425,32 +439,6 @@ def first_time(call: Call, device: torch.device) -> float:
     takes over a second is not repeated. Raises what the call raises."""
     took = _seconds(call, device)
     return took if took > 1 else _seconds(call, device)
-
-
-def interleaved(
-    calls: Sequence[tuple[Call, float]], device: torch.device, budget_s: float, stop: Stop
-) -> list[Timing]:
-    """Median and quartiles of each call, given with about how long it takes: rounds over all of
-    them, for about ``budget_s`` seconds in all and at least :data:`LEAST` times each. Raises
-    Cancelled between two calls when ``stop()`` is true."""
-    timed = [Timed(call, _each(seconds)) for call, seconds in calls]
-    ends = time.perf_counter() + budget_s
-    while _goes_on(timed, time.perf_counter() < ends):
-        for one in timed:
-            if stop():
-                raise Cancelled(STOPPED)
-            if len(one.seconds) < MOST:
-                one.seconds += times(one.call, device, one.each)
-    return [summary(one.seconds) for one in timed]
-
-
-def _each(seconds: float) -> int:
-    return max(1, min(20, int(ROUND_S / max(seconds, 1e-6))))
-
-
-def _goes_on(timed: Sequence[Timed], has_time: bool) -> bool:
-    fewest = min((len(one.seconds) for one in timed), default=MOST)
-    return fewest < (MOST if has_time else LEAST)
 
 
 def _seconds(call: Call, device: torch.device) -> float:

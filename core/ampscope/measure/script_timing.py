@@ -6,7 +6,11 @@ that cast a module or a tensor to a half format by name. A script that has autoc
 one that has none a region is opened at the first call of a model and closed before backward, so
 that the loss is computed inside, as the documentation of torch.amp has it.
 
-Also here: the clock at the script's optimizer steps, and the process that runs it.
+    python -m ampscope.measure.script_timing --precision bf16 --steps 30 --seconds 20 --seed 0
+        --out FILE SCRIPT ARGS…
+
+writes one JSON object: seconds and loss of each step, memory, what stood in the way. It ends the
+script after its steps, or when the time is over.
 """
 
 from __future__ import annotations
@@ -37,109 +41,35 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _BY_NAME = {"half": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@contextlib.contextmanager
-def in_precision(name: str, clock: Clock) -> Iterator[None]:
-    """While entered, what is trained in this process is trained in the precision ``name``."""
-    with contextlib.ExitStack() as stack:
-        if name in ("fp32", "tf32"):
-            stack.enter_context(scalers_off())
-            stack.enter_context(autocast_as(None))
-            stack.enter_context(_halves_as(dict.fromkeys(HALVES.values(), torch.float32)))
-            stack.enter_context(tf32_held(name == "tf32"))
-        else:
-            if name == "bf16":
-                stack.enter_context(scalers_off())
-                stack.enter_context(autocast_as(torch.bfloat16))
-                stack.enter_context(_halves_as({torch.float16: torch.bfloat16}))
-            stack.enter_context(_autocast_around_steps(HALVES[name], clock, stack))
-        yield
-
-
-@contextlib.contextmanager
-def _halves_as(replace: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """``.half()``, ``.bfloat16()`` and ``.to(dtype)`` of modules and tensors give another dtype."""
-
-    def by_name(wanted: torch.dtype) -> Callable[..., Any]:
-        def call(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
-            other = replace.get(wanted)
-            return original(owner, *args, **kwargs) if other is None else owner.to(other)
-
-        return call
-
-    def to(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(replace.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
-        if kwargs.get("dtype") in replace:
-            kwargs["dtype"] = replace[kwargs["dtype"]]
-        return original(owner, *args, **kwargs)
-
-    with Patches() as patches:
-        for owner in (nn.Module, torch.Tensor):
-            for name, wanted in _BY_NAME.items():
-                patches.wrap(owner, name, by_name(wanted))
-            patches.wrap(owner, "to", to)
-        yield
-
-
-@contextlib.contextmanager
-def _autocast_around_steps(
-    dtype: torch.dtype, clock: Clock, stack: contextlib.ExitStack
-) -> Iterator[None]:
-    """One region per step, from a model's first call until backward; without gradients, around the
-    call alone. fp16 gets a loss scale where the script has none."""
-    lacks_scaler = dtype is torch.float16
-
-    def call(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        nonlocal lacks_scaler
-        if clock.region.is_open:
-            return original(module, *args, **kwargs)
-        kind = device_type_of(module)
-        if not kind:  # a transform or a loss: without parameters it is no model
-            return original(module, *args, **kwargs)
-        if torch.is_autocast_enabled(kind):
-            if torch.get_autocast_dtype(kind) is not dtype:
-                clock.foreign = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-            return original(module, *args, **kwargs)
-        if not torch.is_grad_enabled():
-            with torch.autocast(kind, dtype=dtype):
-                return original(module, *args, **kwargs)
-        if lacks_scaler and clock.losses and not clock.has_scaler:
-            lacks_scaler = False
-            stack.enter_context(add_scaler())
-            stack.enter_context(heard_backward(clock))
-        clock.region.open(kind, dtype)
-        return original(module, *args, **kwargs)
-
-    with Patches() as patches:
-        patches.wrap(nn.Module, "__call__", call)
-        try:
-            yield
-        finally:
-            clock.region.close()
-
-
-class Region:
-    """An autocast region that is opened in one place and closed in another."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._stack = contextlib.ExitStack()
-
-    def open(self, kind: str, dtype: torch.dtype) -> None:
-        """Autocast to ``dtype`` on devices of that type, until :meth:`close`."""
-        self.is_open = True
-        self._stack.enter_context(torch.autocast(kind, dtype=dtype))
-
-    def close(self) -> None:
-        """Again does nothing."""
-        self.is_open = False
-        self._stack.close()
-
-
-# A clock at an untouched script's optimizer steps: time, loss and memory, and nothing else.
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--precision", required=True)
+@click.option("--steps", type=int, required=True)
+@click.option("--seconds", type=float, required=True)
+@click.option("--seed", type=int, required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def main(
+    precision: str, steps: int, seconds: float, seed: int, out: Path, script: str,
+    args: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run SCRIPT in PRECISION and keep the time of its steps."""
+    clock = Clock(steps, seconds, out)
+    problem = ""
+    try:
+        with stage(script, args), observed(clock), in_precision(precision, clock):
+            torch.manual_seed(seed)
+            execute(script)
+    except SystemExit as error:
+        problem = f"It called sys.exit({error.code})." if error.code else ""
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    clock.write(problem)
 
 
 class Clock(StepListener):
-    """Seconds between optimizer steps, and the loss that each step had."""
+    """Listens at an untouched script's optimizer steps: seconds between them, the loss that each
+    had, and memory; nothing else."""
 
     def __init__(self, steps: int, seconds: float, out: Path) -> None:
         self.seconds: list[float] = []
@@ -228,6 +158,39 @@ class Clock(StepListener):
         self._out.write_text(json.dumps(found))
 
 
+class Region:
+    """An autocast region that is opened in one place and closed in another."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._stack = contextlib.ExitStack()
+
+    def open(self, kind: str, dtype: torch.dtype) -> None:
+        """Autocast to ``dtype`` on devices of that type, until :meth:`close`."""
+        self.is_open = True
+        self._stack.enter_context(torch.autocast(kind, dtype=dtype))
+
+    def close(self) -> None:
+        """Again does nothing."""
+        self.is_open = False
+        self._stack.close()
+
+
+def _begin_peak() -> int | None:
+    """Forget the peak that importing torch has left (Linux, proc(5): clear_refs), and say what is
+    held now; None where that cannot be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return _status_bytes("VmRSS")
+    except OSError:
+        return None
+
+
+def _status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
 @contextlib.contextmanager
 def observed(clock: Clock) -> Iterator[None]:
     """The clock hears of losses, backward passes and steps; nothing changes."""
@@ -254,54 +217,84 @@ def heard_backward(clock: Clock) -> Iterator[None]:
         yield
 
 
-def _begin_peak() -> int | None:
-    """Forget the peak that importing torch has left (Linux, proc(5): clear_refs), and say what is
-    held now; None where that cannot be done."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status_bytes("VmRSS")
-    except OSError:
-        return None
+@contextlib.contextmanager
+def in_precision(name: str, clock: Clock) -> Iterator[None]:
+    """While entered, what is trained in this process is trained in the precision ``name``."""
+    with contextlib.ExitStack() as stack:
+        if name in ("fp32", "tf32"):
+            stack.enter_context(scalers_off())
+            stack.enter_context(autocast_as(None))
+            stack.enter_context(_halves_as(dict.fromkeys(HALVES.values(), torch.float32)))
+            stack.enter_context(tf32_held(name == "tf32"))
+        else:
+            if name == "bf16":
+                stack.enter_context(scalers_off())
+                stack.enter_context(autocast_as(torch.bfloat16))
+                stack.enter_context(_halves_as({torch.float16: torch.bfloat16}))
+            stack.enter_context(_autocast_around_steps(HALVES[name], clock, stack))
+        yield
 
 
-def _status_bytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+@contextlib.contextmanager
+def _halves_as(replace: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """``.half()``, ``.bfloat16()`` and ``.to(dtype)`` of modules and tensors give another dtype."""
+
+    def by_name(wanted: torch.dtype) -> Callable[..., Any]:
+        def call(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+            other = replace.get(wanted)
+            return original(owner, *args, **kwargs) if other is None else owner.to(other)
+
+        return call
+
+    def to(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(replace.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
+        if kwargs.get("dtype") in replace:
+            kwargs["dtype"] = replace[kwargs["dtype"]]
+        return original(owner, *args, **kwargs)
+
+    with Patches() as patches:
+        for owner in (nn.Module, torch.Tensor):
+            for name, wanted in _BY_NAME.items():
+                patches.wrap(owner, name, by_name(wanted))
+            patches.wrap(owner, "to", to)
+        yield
 
 
-# An untouched script in one precision, as a process.
-#
-#     python -m ampscope.measure.script_timing --precision bf16 --steps 30 --seconds 20 --seed 0 \
-#         --out FILE SCRIPT ARGS…
-#
-# writes one JSON object: seconds and loss of each step, memory, what stood in the way. It ends the
-# script after its steps, or when the time is over.
+@contextlib.contextmanager
+def _autocast_around_steps(
+    dtype: torch.dtype, clock: Clock, stack: contextlib.ExitStack
+) -> Iterator[None]:
+    """One region per step, from a model's first call until backward; without gradients, around the
+    call alone. fp16 gets a loss scale where the script has none."""
+    lacks_scaler = dtype is torch.float16
 
+    def call(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal lacks_scaler
+        if clock.region.is_open:
+            return original(module, *args, **kwargs)
+        kind = device_type_of(module)
+        if not kind:  # a transform or a loss: without parameters it is no model
+            return original(module, *args, **kwargs)
+        if torch.is_autocast_enabled(kind):
+            if torch.get_autocast_dtype(kind) is not dtype:
+                clock.foreign = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            return original(module, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            with torch.autocast(kind, dtype=dtype):
+                return original(module, *args, **kwargs)
+        if lacks_scaler and clock.losses and not clock.has_scaler:
+            lacks_scaler = False
+            stack.enter_context(add_scaler())
+            stack.enter_context(heard_backward(clock))
+        clock.region.open(kind, dtype)
+        return original(module, *args, **kwargs)
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--precision", required=True)
-@click.option("--steps", type=int, required=True)
-@click.option("--seconds", type=float, required=True)
-@click.option("--seed", type=int, required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def main(
-    precision: str, steps: int, seconds: float, seed: int, out: Path, script: str,
-    args: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Run SCRIPT in PRECISION and keep the time of its steps."""
-    clock = Clock(steps, seconds, out)
-    problem = ""
-    try:
-        with stage(script, args), observed(clock), in_precision(precision, clock):
-            torch.manual_seed(seed)
-            execute(script)
-    except SystemExit as error:
-        problem = f"It called sys.exit({error.code})." if error.code else ""
-    except BaseException as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    clock.write(problem)
+    with Patches() as patches:
+        patches.wrap(nn.Module, "__call__", call)
+        try:
+            yield
+        finally:
+            clock.region.close()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ matmuls): one step is recorded, then each of its matmuls is run alone.
 The device's own arithmetic runs, never a rehearsal: this is about speed. The matmuls with most
 FLOPs come first, so that a run that is stopped early has measured what matters.
 
-The step is one of a workload, or of an unchanged script.
+The step is one of a workload, or of an unchanged script. Convolutions and attention count as
+matmuls.
 """
 
 from __future__ import annotations
@@ -45,6 +46,21 @@ from ampscope.runner.script_text import execute
 from ampscope.runner.training import Training, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import iterate
+
+LAUNCH_S = 10e-6  # what takes less on CUDA may wait for its launch
+BUDGET_S = 0.15  # of one timing: 5 calls at least, 200 at most
+LEAST_CALLS = 5
+# A ceiling is the best of growing square matmuls; it stops growing when a call takes so long.
+CEILING_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+CEILING_CALL_S = 0.25
+COPY_ELEMENTS = {"cpu": 2**26, "cuda": 2**28}  # fp32, far beyond any cache
+_HAVE_CONTROL = ("fp16", "bf16", "tf32")
+_aten = torch.ops.aten
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    **ATTENTION_FORMULAS,
+}
+_MASK = 10  # position of output_mask in convolution_backward
 
 
 def measure(
@@ -97,26 +113,6 @@ def notes(found: list[Found], alone: list[records.Matmul], device: torch.device)
     return " ".join(said)
 
 
-def _step(training: Training) -> RecordedStep:
-    """One step of a workload; on CUDA the second one."""
-    model_map = ModelMap(training.model)
-    batches = iterate(training.workload)
-    kernels: KernelProfile | OneDnnLog
-    if training.device.type == "cuda":
-        # A first step chooses algorithms and loads kernels; its kernels are not those of training.
-        training_step(training, training.real_batch(next(batches)))
-        synchronize(training.device)
-        kernels = KernelProfile()
-    else:
-        kernels = OneDnnLog()
-    batch = training.real_batch(next(batches))
-    with kernels, StepTrace(model_map, kernels) as trace:
-        training_step(training, batch)
-        synchronize(training.device)
-    names = {record.index: record.path for record in model_map.records()}
-    return RecordedStep(names, trace.found, kernels.kernels, kernels.source)
-
-
 def _whole(found: list[Found], source: str, device: torch.device) -> records.StepMatmuls:
     # torch calls AMD's GPUs "cuda" too, with a capability that means something else there.
     kind = "rocm" if device.type == "cuda" and torch.version.hip else device.type
@@ -145,29 +141,14 @@ def _flops(one: Found) -> int:
     return one.flops * sum(one.places.values())
 
 
-# Record the matmuls of one training step (convolutions and attention count as such), with their
-# arguments' shapes, its FLOPs, where in the step it ran, and what its kernels are called.
-#
-#     with kernels, StepTrace(ModelMap(model), kernels) as trace:
-#         loss.backward()
-#     trace.found[0].call.dimensions(), trace.found[0].places
-#
-# A convolution's backward op computes two matmuls. It is run as two ops, one for each, which is
-# what its kernels do anyway, so that each has its own FLOPs, kernels and time.
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step that was recorded."""
 
-
-_aten = torch.ops.aten
-_FORMULAS: dict[Any, Callable[..., int]] = {
-    **flop_registry,
-    **ATTENTION_FORMULAS,
-}
-_MASK = 10  # position of output_mask in convolution_backward
-
-
-class Kernels(Protocol):
-    """Learns which kernels ran for which matmul."""
-
-    def mark(self, number: int) -> AbstractContextManager[object]: ...
+    names: dict[int, str]  # module -> path
+    found: list[Found]
+    kernels: dict[int, tuple[str, ...]]  # by a matmul's number
+    source: str  # of the kernels' names
 
 
 @dataclass(slots=True)
@@ -182,231 +163,63 @@ class Found:
     places: Counter[tuple[int, str]] = field(default_factory=Counter)  # (module, phase) -> calls
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedStep:
-    """A step that was recorded."""
-
-    names: dict[int, str]  # module -> path
-    found: list[Found]
-    kernels: dict[int, tuple[str, ...]]  # by a matmul's number
-    source: str  # of the kernels' names
-
-
-class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
-    """Records while entered; :attr:`found` is in the order of first calls, and a matmul's number
-    is its place there."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, names: ModuleNumbers, kernels: Kernels) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.found: list[Found] = []
-        self.device = ""  # "cpu" | "cuda": where the first matmul ran
-        self._numbers: dict[tuple[MatmulCall, str], int] = {}
-        self._place = OpPlace(names)
-        self._kernels = kernels
-
-    def __enter__(self) -> StepTrace:
-        self._place.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]  # as above
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]  # as above
-        self._place.__exit__(*error)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        formula = _FORMULAS.get(getattr(func, "_overloadpacket", None))
-        if formula is None:
-            return func(*args, **(kwargs or {}))
-        if func is _aten.convolution_backward.default and all(args[_MASK][:2]):
-            of_input = self._recorded(func, formula, _masked(args, (True, False, False)), {})
-            of_weight = (False, True, args[_MASK][2])
-            rest = self._recorded(func, formula, _masked(args, of_weight), {})
-            return of_input[0], rest[1], rest[2]
-        return self._recorded(func, formula, args, kwargs or {})
-
-    def _recorded(
-        self, func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        call = MatmulCall.of(func, args, kwargs)
-        dtype = _computed_in(call, args)
-        number = self._numbers.setdefault((call, dtype), len(self.found))
-        with self._kernels.mark(number):
-            out = func(*args, **kwargs)
-        if number == len(self.found):
-            self.device = self.device or _device(args)
-            flops, unknown = 0, ""
-            try:
-                flops = int(formula(*args, **kwargs, out_val=out))
-            except Exception as error:  # a form of the op that the formula does not know
-                unknown = f"{call.op}: {type(error).__name__}"
-            if call.part == WEIGHT_GRADIENT:
-                # torch's formula takes every input channel with every output channel, and a
-                # grouped convolution takes only those of one group with each other.
-                flops //= call.groups
-            self.found.append(Found(call, dtype, flops, step_moved_bytes(call, out), unknown))
-        self.found[number].places[self._place.now()] += 1
-        return out
+def _step(training: Training) -> RecordedStep:
+    """One step of a workload; on CUDA the second one."""
+    model_map = ModelMap(training.model)
+    batches = iterate(training.workload)
+    kernels: KernelProfile | OneDnnLog
+    if training.device.type == "cuda":
+        # A first step chooses algorithms and loads kernels; its kernels are not those of training.
+        training_step(training, training.real_batch(next(batches)))
+        synchronize(training.device)
+        kernels = KernelProfile()
+    else:
+        kernels = OneDnnLog()
+    batch = training.real_batch(next(batches))
+    with kernels, StepTrace(model_map, kernels) as trace:
+        training_step(training, batch)
+        synchronize(training.device)
+    names = {record.index: record.path for record in model_map.records()}
+    return RecordedStep(names, trace.found, kernels.kernels, kernels.source)
 
 
-def step_moved_bytes(call: MatmulCall, out: Any) -> int:
-    """Every operand read once and every result written once."""
-    read = sum(t.elements * t.dtype.itemsize for t in call.tensors())
-    results = out if isinstance(out, tuple) else (out,)
-    if call.part == WEIGHT_GRADIENT:  # the weights are an argument for their shape alone
-        weight = call.args[2]
-        read -= weight.elements * weight.dtype.itemsize
-    elif call.part:  # and so is the input
-        data = call.args[1]
-        read -= data.elements * data.dtype.itemsize
-    written = (r for r in results if isinstance(r, Tensor) and r.is_floating_point())
-    return read + sum(r.numel() * r.dtype.itemsize for r in written)
-
-
-def _device(args: tuple[Any, ...]) -> str:
-    return next((a.device.type for a in args if isinstance(a, Tensor)), "")
-
-
-def _masked(args: tuple[Any, ...], mask: tuple[bool, bool, bool]) -> tuple[Any, ...]:
-    return (*args[:_MASK], list(mask), *args[_MASK + 1 :])
-
-
-def _computed_in(call: MatmulCall, args: tuple[Any, ...]) -> str:
-    """The dtype of its first operand; fp32 is "tf32" where CUDA may round to that."""
-    first = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
-    if first is None:
-        return "other"
-    if first.dtype is torch.float32 and first.device.type == "cuda":
-        backends: Any = torch.backends  # Any: the newer switches have no type hints
-        switch = backends.cudnn.conv if "conv" in call.name else backends.cuda.matmul
-        return "tf32" if switch.fp32_precision == "tf32" else "fp32"
-    return dtype_name(first.dtype)
-
-
-# One matmul of a step alone, its fp32 control, its padded sizes, and the ceilings of the device.
-#
-# All on random data of the same shapes, dtypes and strides, under autograd's no_grad.
-
-
-LAUNCH_S = 10e-6  # what takes less on CUDA may wait for its launch
-BUDGET_S = 0.15  # of one timing: 5 calls at least, 200 at most
-LEAST_CALLS = 5
-# A ceiling is the best of growing square matmuls; it stops growing when a call takes so long.
-CEILING_SIZES = (256, 512, 1024, 2048, 4096, 8192)
-CEILING_CALL_S = 0.25
-COPY_ELEMENTS = {"cpu": 2**26, "cuda": 2**28}  # fp32, far beyond any cache
-_HAVE_CONTROL = ("fp16", "bf16", "tf32")
-
-
-def measured(
-    found: Found, names: Mapping[int, str], kernels: tuple[str, ...], device: torch.device
-) -> records.Matmul:
-    """Everything about one matmul. What cannot be run alone has a note."""
-    call, note = found.call, ""
-    timing = control = None
-    padded: tuple[records.Padded, ...] = ()
-    try:
-        timing = _timed(call, device, found.dtype)
-        if found.dtype in _HAVE_CONTROL:
-            with contextlib.suppress(RuntimeError):  # flash attention takes no fp32
-                control = _timed(call.in_fp32(), device, "fp32")
-        padded = _padded(found, device)
-    except Exception as error:  # a user's op may need what shapes alone do not tell
-        first = str(error).strip().splitlines() or [""]
-        note = f"It could not be run alone: {type(error).__name__}: {first[0][:200]}"
-    return records.Matmul(
-        op=call.op,
-        part=call.part,
-        dtype=found.dtype,
-        operands=call.operands(),
-        dimensions=tuple(records.Dimension(n, s) for n, s in call.dimensions().items()),
-        flops=found.flops,
-        moved_bytes=found.moved_bytes,
-        places=tuple(
-            records.Place(names[i], phase, n) for (i, phase), n in sorted(found.places.items())
-        ),
-        kernels=kernels,
-        measured_at=time.time(),
-        timing=timing,
-        control=control,
-        padded=padded,
-        note=note,
-    )
-
-
-def ceiling(dtype: str, device: torch.device) -> records.Rate | None:
-    """The best rate of a large square matmul; None where torch has none in ``dtype``."""
-    best: records.Rate | None = None
-    for size in CEILING_SIZES:
-        shape = (size, size, size)
+def script_step(spec: records.RunSpec, device: torch.device) -> RecordedStep:
+    """The step between the first and the second step of the script's first optimizer, so that the
+    first has warmed everything up; then the script is ended. A step that GradScaler skips counts
+    too: its matmuls ran. Raises BadInput when it makes none, when it raises, and when it trains on
+    another device than the one that is measured."""
+    with ModulePaths() as paths, stage(spec.workload, spec.args):
+        models = ScriptModels(paths)
+        recording = _Recording(models, device)
         try:
-            with torch.no_grad(), _switches(device, dtype):
-                timing = timed(matmul(dtype, shape, device), device, budget_s=BUDGET_S)
-        except (RuntimeError, KeyError):  # no such matmul, or no memory for a larger one
-            break
-        rate = matmul_rate("ceiling", dtype, shape, timing)
-        if best is None or (rate.flops_s or 0) > (best.flops_s or 0):
-            best = rate
-        if timing.median_s > CEILING_CALL_S:
-            break
-    return best
+            with StepEvents(recording):
+                execute(spec.workload)
+        except _Enough:
+            pass
+        except SystemExit as error:
+            raise _too_few(recording.steps, f"called sys.exit({error.code})") from error
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            raise BadInput(f"The script raised {text}. Let it run by itself first.") from error
+        finally:
+            recording.close()
+            models.close()
+    if recording.steps < 2:
+        raise _too_few(recording.steps, "ended")
+    other = recording.trace.device
+    if other not in ("", device.type):
+        raise BadInput(
+            f"The script trains on {other}, and {device.type} was to be measured: pass --device "
+            f"{other}."
+        )
+    names = {record.index: record.path for record in models.take_records()}
+    kernels = recording.kernels
+    return RecordedStep({0: "", **names}, recording.trace.found, kernels.kernels, kernels.source)
 
 
-def copy_ceiling(device: torch.device) -> records.Rate:
-    """A large copy: each element read once and written once."""
-    elements = COPY_ELEMENTS[device.type]
-    source = torch.zeros(elements, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)  # the pages of a CPU's memory are made at the first write
-    timing = timed(lambda: target.copy_(source), device, budget_s=BUDGET_S)
-    moved = 2 * elements * source.dtype.itemsize
-    return records.Rate("copy", "copy", "fp32", (elements,), 0, moved, timing, time.time())
-
-
-def _padded(found: Found, device: torch.device) -> tuple[records.Padded, ...]:
-    """With every dimension that misses enlarged: once to the next multiple, once to that of 64."""
-    call = found.call
-    if not call.can_be_padded():
-        return ()
-    before = call.dimensions()
-    padded = []
-    for sizes in padded_sizes(found.dtype, before):
-        grown = 1.0
-        for name, size in sizes.items():
-            grown *= size / before[name]
-        changes = tuple((before[name], size) for name, size in sizes.items())
-        timing = _timed(call.padded(sizes), device, found.dtype)
-        padded.append(records.Padded(changes, round(found.flops * grown), timing))
-    return tuple(padded)
-
-
-def _timed(call: MatmulCall, device: torch.device, dtype: str) -> records.Timing:
-    with torch.no_grad(), _switches(device, dtype):
-        return timed(call.made(device), device, budget_s=BUDGET_S, least=LEAST_CALLS)
-
-
-@contextlib.contextmanager
-def _switches(device: torch.device, dtype: str) -> Iterator[None]:
-    """TF32 as the matmul had it; whatever the process had set is set again."""
-    if device.type != "cuda":
-        yield
-        return
-    with tf32_switches(dtype == "tf32"):
-        yield
-
-
-# Record the matmuls of one training step of an unchanged script.
-#
-# The step is what lies between the first and the second step of the script's first optimizer, so
-# the first one has warmed everything up; then the script is ended. A step that GradScaler skips
-# counts too: its matmuls ran.
-
-
-class _Enough(BaseException):
-    """Ends the script; no script catches it by the way."""
+def _too_few(steps: int, how: str) -> BadInput:
+    made = "one optimizer step" if steps else "no optimizer step"
+    return BadInput(f"The script {how} after {made}; two are needed to see one step's matmuls.")
 
 
 class _Recording(StepListener):
@@ -453,38 +266,209 @@ class _Recording(StepListener):
         self.trace.__enter__()
 
 
-def script_step(spec: records.RunSpec, device: torch.device) -> RecordedStep:
-    """Run the script up to its second step. Raises BadInput when it makes none, when it raises, and
-    when it trains on another device than the one that is measured."""
-    with ModulePaths() as paths, stage(spec.workload, spec.args):
-        models = ScriptModels(paths)
-        recording = _Recording(models, device)
+class _Enough(BaseException):
+    """Ends the script; no script catches it by the way."""
+
+
+class Kernels(Protocol):
+    """Learns which kernels ran for which matmul."""
+
+    def mark(self, number: int) -> AbstractContextManager[object]: ...
+
+
+class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
+    """Records matmuls while entered: their arguments' shapes, FLOPs, where in the step they ran,
+    and what their kernels are called. :attr:`found` is in the order of first calls, and a matmul's
+    number is its place there.
+
+        with kernels, StepTrace(ModelMap(model), kernels) as trace:
+            loss.backward()
+        trace.found[0].call.dimensions(), trace.found[0].places
+
+    A convolution's backward op computes two matmuls. It is run as two ops, one for each, which is
+    what its kernels do anyway, so that each has its own FLOPs, kernels and time.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, names: ModuleNumbers, kernels: Kernels) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.found: list[Found] = []
+        self.device = ""  # "cpu" | "cuda": where the first matmul ran
+        self._numbers: dict[tuple[MatmulCall, str], int] = {}
+        self._place = OpPlace(names)
+        self._kernels = kernels
+
+    def __enter__(self) -> StepTrace:
+        self._place.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # as above
+        self._place.__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        formula = _FORMULAS.get(getattr(func, "_overloadpacket", None))
+        if formula is None:
+            return func(*args, **(kwargs or {}))
+        if func is _aten.convolution_backward.default and all(args[_MASK][:2]):
+            of_input = self._recorded(func, formula, _masked(args, (True, False, False)), {})
+            of_weight = (False, True, args[_MASK][2])
+            rest = self._recorded(func, formula, _masked(args, of_weight), {})
+            return of_input[0], rest[1], rest[2]
+        return self._recorded(func, formula, args, kwargs or {})
+
+    def _recorded(
+        self, func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = MatmulCall.of(func, args, kwargs)
+        dtype = _computed_in(call, args)
+        number = self._numbers.setdefault((call, dtype), len(self.found))
+        with self._kernels.mark(number):
+            out = func(*args, **kwargs)
+        if number == len(self.found):
+            places = (a.device.type for a in args if isinstance(a, Tensor))
+            self.device = self.device or next(places, "")
+            flops, unknown = 0, ""
+            try:
+                flops = int(formula(*args, **kwargs, out_val=out))
+            except Exception as error:  # a form of the op that the formula does not know
+                unknown = f"{call.op}: {type(error).__name__}"
+            if call.part == WEIGHT_GRADIENT:
+                # torch's formula takes every input channel with every output channel, and a
+                # grouped convolution takes only those of one group with each other.
+                flops //= call.groups
+            self.found.append(Found(call, dtype, flops, step_moved_bytes(call, out), unknown))
+        self.found[number].places[self._place.now()] += 1
+        return out
+
+
+def _masked(args: tuple[Any, ...], mask: tuple[bool, bool, bool]) -> tuple[Any, ...]:
+    return (*args[:_MASK], list(mask), *args[_MASK + 1 :])
+
+
+def _computed_in(call: MatmulCall, args: tuple[Any, ...]) -> str:
+    """The dtype of its first operand; fp32 is "tf32" where CUDA may round to that."""
+    first = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+    if first is None:
+        return "other"
+    if first.dtype is torch.float32 and first.device.type == "cuda":
+        backends: Any = torch.backends  # Any: the newer switches have no type hints
+        switch = backends.cudnn.conv if "conv" in call.name else backends.cuda.matmul
+        return "tf32" if switch.fp32_precision == "tf32" else "fp32"
+    return dtype_name(first.dtype)
+
+
+def step_moved_bytes(call: MatmulCall, out: Any) -> int:
+    """Every operand read once and every result written once."""
+    read = sum(t.elements * t.dtype.itemsize for t in call.tensors())
+    results = out if isinstance(out, tuple) else (out,)
+    if call.part == WEIGHT_GRADIENT:  # the weights are an argument for their shape alone
+        weight = call.args[2]
+        read -= weight.elements * weight.dtype.itemsize
+    elif call.part:  # and so is the input
+        data = call.args[1]
+        read -= data.elements * data.dtype.itemsize
+    written = (r for r in results if isinstance(r, Tensor) and r.is_floating_point())
+    return read + sum(r.numel() * r.dtype.itemsize for r in written)
+
+
+def measured(
+    found: Found, names: Mapping[int, str], kernels: tuple[str, ...], device: torch.device
+) -> records.Matmul:
+    """Everything about one matmul, run alone on random data of the same shapes, dtypes and strides,
+    under autograd's no_grad. What cannot be run alone has a note."""
+    call, note = found.call, ""
+    timing = control = None
+    padded: tuple[records.Padded, ...] = ()
+    try:
+        timing = _timed(call, device, found.dtype)
+        if found.dtype in _HAVE_CONTROL:
+            with contextlib.suppress(RuntimeError):  # flash attention takes no fp32
+                control = _timed(call.in_fp32(), device, "fp32")
+        padded = _padded(found, device)
+    except Exception as error:  # a user's op may need what shapes alone do not tell
+        first = str(error).strip().splitlines() or [""]
+        note = f"It could not be run alone: {type(error).__name__}: {first[0][:200]}"
+    return records.Matmul(
+        op=call.op,
+        part=call.part,
+        dtype=found.dtype,
+        operands=call.operands(),
+        dimensions=tuple(records.Dimension(n, s) for n, s in call.dimensions().items()),
+        flops=found.flops,
+        moved_bytes=found.moved_bytes,
+        places=tuple(
+            records.Place(names[i], phase, n) for (i, phase), n in sorted(found.places.items())
+        ),
+        kernels=kernels,
+        measured_at=time.time(),
+        timing=timing,
+        control=control,
+        padded=padded,
+        note=note,
+    )
+
+
+def _padded(found: Found, device: torch.device) -> tuple[records.Padded, ...]:
+    """With every dimension that misses enlarged: once to the next multiple, once to that of 64."""
+    call = found.call
+    if not call.can_be_padded():
+        return ()
+    before = call.dimensions()
+    padded = []
+    for sizes in padded_sizes(found.dtype, before):
+        grown = 1.0
+        for name, size in sizes.items():
+            grown *= size / before[name]
+        changes = tuple((before[name], size) for name, size in sizes.items())
+        timing = _timed(call.padded(sizes), device, found.dtype)
+        padded.append(records.Padded(changes, round(found.flops * grown), timing))
+    return tuple(padded)
+
+
+def _timed(call: MatmulCall, device: torch.device, dtype: str) -> records.Timing:
+    with torch.no_grad(), _switches(device, dtype):
+        return timed(call.made(device), device, budget_s=BUDGET_S, least=LEAST_CALLS)
+
+
+@contextlib.contextmanager
+def _switches(device: torch.device, dtype: str) -> Iterator[None]:
+    """TF32 as the matmul had it; whatever the process had set is set again."""
+    if device.type != "cuda":
+        yield
+        return
+    with tf32_switches(dtype == "tf32"):
+        yield
+
+
+def ceiling(dtype: str, device: torch.device) -> records.Rate | None:
+    """The best rate of a large square matmul; None where torch has none in ``dtype``."""
+    best: records.Rate | None = None
+    for size in CEILING_SIZES:
+        shape = (size, size, size)
         try:
-            with StepEvents(recording):
-                execute(spec.workload)
-        except _Enough:
-            pass
-        except SystemExit as error:
-            raise _too_few(recording.steps, f"called sys.exit({error.code})") from error
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            raise BadInput(f"The script raised {text}. Let it run by itself first.") from error
-        finally:
-            recording.close()
-            models.close()
-    if recording.steps < 2:
-        raise _too_few(recording.steps, "ended")
-    other = recording.trace.device
-    if other not in ("", device.type):
-        raise BadInput(
-            f"The script trains on {other}, and {device.type} was to be measured: pass --device "
-            f"{other}."
-        )
-    names = {record.index: record.path for record in models.take_records()}
-    kernels = recording.kernels
-    return RecordedStep({0: "", **names}, recording.trace.found, kernels.kernels, kernels.source)
+            with torch.no_grad(), _switches(device, dtype):
+                timing = timed(matmul(dtype, shape, device), device, budget_s=BUDGET_S)
+        except (RuntimeError, KeyError):  # no such matmul, or no memory for a larger one
+            break
+        rate = matmul_rate("ceiling", dtype, shape, timing)
+        if best is None or (rate.flops_s or 0) > (best.flops_s or 0):
+            best = rate
+        if timing.median_s > CEILING_CALL_S:
+            break
+    return best
 
 
-def _too_few(steps: int, how: str) -> BadInput:
-    made = "one optimizer step" if steps else "no optimizer step"
-    return BadInput(f"The script {how} after {made}; two are needed to see one step's matmuls.")
+def copy_ceiling(device: torch.device) -> records.Rate:
+    """A large copy: each element read once and written once."""
+    elements = COPY_ELEMENTS[device.type]
+    source = torch.zeros(elements, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)  # the pages of a CPU's memory are made at the first write
+    timing = timed(lambda: target.copy_(source), device, budget_s=BUDGET_S)
+    moved = 2 * elements * source.dtype.itemsize
+    return records.Rate("copy", "copy", "fp32", (elements,), 0, moved, timing, time.time())

@@ -18,7 +18,7 @@ CPU's lists from pytorch `aten/src/ATen/autocast_mode.cpp` (macros KERNEL_CUDA a
 `_cudnn_rnn` from `aten/src/ATen/cudnn/AutocastRNN.cpp`. A torch without CUDA registers all of them
 but `_cudnn_rnn`, so a test checks the names against the dispatcher too.
 
-The precision modes are data here too.
+The modes that put autocast into effect, or do without it, are data here too (:class:`Precision`).
 """
 
 from __future__ import annotations
@@ -171,23 +171,22 @@ def list_of(op: str) -> str | None:
     return _LIST_OF_NAME.get(LISTED_OP_OF_KERNEL.get(name, name))
 
 
-# The precision modes a run can be made in, as data that the CLI and the pages read without torch.
-#
-#     fp32            everything in fp32, on CUDA without TF32
-#     tf32            fp32 storage, CUDA's matmuls and convolutions in TF32
-#     fp16            fp16 autocast and a GradScaler (what most people mean by AMP)
-#     fp16-noscaler   fp16 autocast, no scaler: small gradients are lost
-#     bf16            bf16 autocast; its exponent range is fp32's, so it needs no scaler
-#     fp16-pure       `model.half()`: weights, gradients and optimizer state in fp16
-#     bf16-pure       the same in bf16
-
-
 HalfDtype: TypeAlias = Literal["float16", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """One mode. `autocast_dtype` and `model_dtype` are names of torch dtypes; None is "not used".
+    """One precision mode that a run can be made in, which the CLI and the pages read without torch.
+
+        fp32            everything in fp32, on CUDA without TF32
+        tf32            fp32 storage, CUDA's matmuls and convolutions in TF32
+        fp16            fp16 autocast and a GradScaler (what most people mean by AMP)
+        fp16-noscaler   fp16 autocast, no scaler: small gradients are lost
+        bf16            bf16 autocast; its exponent range is fp32's, so it needs no scaler
+        fp16-pure       `model.half()`: weights, gradients and optimizer state in fp16
+        bf16-pure       the same in bf16
+
+    `autocast_dtype` and `model_dtype` are names of torch dtypes; None is "not used".
 
     `tf32` says what CUDA's fp32 matmuls and convolutions may do: True TF32, False exact fp32,
     None whatever the process has set.

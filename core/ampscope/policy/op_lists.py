@@ -10,7 +10,7 @@ benchmarks/remake_op_lists.py makes it again. Imports no framework.
     as it comes the op runs in the dtype that its inputs have
     refused     the op raises
 
-Also here: where a CPU computes otherwise than CUDA.
+A verdict from a CPU also says where that computes otherwise than CUDA (:data:`GAPS`).
 """
 
 from __future__ import annotations
@@ -39,24 +39,6 @@ _PADDLE = {"white": "half", "black": "fp32"}
 _TENSORFLOW = {"allow": "half", "infer": "as it comes", "deny": "fp32", "clear": "as it comes"}
 
 
-@dataclass(frozen=True, slots=True)
-class ListedOp:
-    """One op in one list; ``word`` is the framework's own name of the list."""
-
-    framework: str  # "PyTorch 2.13.0"
-    where: str  # "CUDA", "CPU", "fp16 O1", "fp16 graph"
-    op: str
-    word: str
-    meaning: str  # one of MEANINGS
-    condition: str = ""
-
-
-def list_words(torch_list: str | None) -> str:
-    """What autocast's list of that name in torch's source does: ``half`` of ``lower_precision_fp``;
-    "" without a list."""
-    return _TORCH.get(torch_list or "", "")
-
-
 @cache
 def listed_ops() -> tuple[ListedOp, ...]:
     """Every op of every list, by framework, place and name; those of CUDA in PyTorch first."""
@@ -75,9 +57,27 @@ def listed_ops() -> tuple[ListedOp, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ListedOp:
+    """One op in one list; ``word`` is the framework's own name of the list."""
+
+    framework: str  # "PyTorch 2.13.0"
+    where: str  # "CUDA", "CPU", "fp16 O1", "fp16 graph"
+    op: str
+    word: str
+    meaning: str  # one of MEANINGS
+    condition: str = ""
+
+
 def made_on() -> str:
     """The day on which the lists of Paddle and TensorFlow were read."""
     return str(_file()["made"])
+
+
+def list_words(torch_list: str | None) -> str:
+    """What autocast's list of that name in torch's source does: ``half`` of ``lower_precision_fp``;
+    "" without a list."""
+    return _TORCH.get(torch_list or "", "")
 
 
 def _torch() -> list[ListedOp]:
@@ -119,16 +119,24 @@ def _file() -> dict[str, dict[str, dict[str, dict[str, dict[str, list[str]]]]]]:
     return content
 
 
-# Where a CPU computes otherwise than CUDA: what must be said beside a verdict from a CPU.
-#
-# Data and selection alone, without torch. A gap is *met* by a run in which an op ran that it is
-# about, and matters to a finding that rests on that op, or on no single op::
-#
-#     >>> [gap.id for gap in met_by({("aten.mm", "fp16"), ("aten.relu", "fp16")}, "rehearsal")]
-#     ['split_k']
-#
-# ``rehearsal`` is CUDA's autocast lists and Tensor Core arithmetic on a CPU, ``native`` the CPU's
-# own rules and kernels.
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Where a CPU computes otherwise than CUDA: one difference, as data, without torch.
+
+    ``policies`` are those of the CPU run that it concerns: ``rehearsal`` is CUDA's autocast lists
+    and Tensor Core arithmetic on a CPU, ``native`` the CPU's own rules and kernels. A gap is *met*
+    by a run in which an op ran that it is about, and matters to a finding that rests on that op, or
+    on no single op::
+
+        >>> [gap.id for gap in met_by({("aten.mm", "fp16"), ("aten.relu", "fp16")}, "rehearsal")]
+        ['split_k']
+    """
+
+    id: str
+    ops: frozenset[str]
+    dtypes: frozenset[str]
+    policies: frozenset[str]
+    text: str
 
 
 HALF: Final = frozenset({"fp16", "bf16"})
@@ -151,19 +159,6 @@ _ATOMIC: Final = frozenset(
 RNN: Final = (
     "rnn"  # what a run calls the "op" of a recurrent module: its parts are ops of all kinds
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """One difference. ``policies`` are those of the CPU run that it concerns."""
-
-    id: str
-    ops: frozenset[str]
-    dtypes: frozenset[str]
-    policies: frozenset[str]
-    text: str
-
-
 _BOTH: Final = frozenset({"rehearsal", "native"})
 GAPS: Final[tuple[Gap, ...]] = (
     Gap(
@@ -202,6 +197,8 @@ GAPS: Final[tuple[Gap, ...]] = (
     ),
 )  # fmt: skip
 _BY_ID: Final = {gap.id: gap for gap in GAPS}
+# Said of a finding at that very op alone: a run that is healthy or fails elsewhere is not about it.
+_OF_ONE_OP: Final = frozenset({"embedding_sum"})
 
 
 def met_by(ops: Iterable[tuple[str, str]], policy: str = "") -> tuple[Gap, ...]:
@@ -230,7 +227,3 @@ def texts(ids: Iterable[str], policy: str, op: str = "") -> list[str]:
         for gap in found
         if policy in gap.policies and (op in gap.ops if op else gap.id not in _OF_ONE_OP)
     ]
-
-
-# Said of a finding at that very op alone: a run that is healthy or fails elsewhere is not about it.
-_OF_ONE_OP: Final = frozenset({"embedding_sum"})

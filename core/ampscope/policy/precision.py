@@ -27,6 +27,10 @@ from ampscope.errors import BadInput
 from ampscope.policy.autocast_lists import HalfDtype, Precision
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+# The arguments of an op are whatever its schema says.
+Op: TypeAlias = Callable[..., Any]
+_KEYS: Final[Mapping[str, str]] = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_WIDTH: Final[Mapping[torch.dtype, int]] = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1}
 
 
 def torch_dtype(name: HalfDtype) -> torch.dtype:
@@ -38,6 +42,19 @@ def convert_model(model: torch.nn.Module, precision: Precision) -> None:
     """Give the model the weights of the mode, in place; only the pure modes change anything."""
     if precision.model_dtype is not None:
         model.to(torch_dtype(precision.model_dtype))
+
+
+def _check_hardware(precision: Precision, device_type: str) -> None:
+    if device_type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise BadInput("There is no CUDA device that this torch can use. Choose the device cpu.")
+    if precision.tf32 and torch.cuda.get_device_capability() < (8, 0):
+        major, minor = torch.cuda.get_device_capability()
+        raise BadInput(
+            f"TF32 needs compute capability 8.0 or newer, and this GPU has {major}.{minor}."
+            " Choose fp32 instead."
+        )
 
 
 @contextmanager
@@ -118,39 +135,18 @@ def _onednn_switches() -> tuple[Any, ...]:
     return onednn.matmul, onednn.conv, onednn.rnn
 
 
-def _check_hardware(precision: Precision, device_type: str) -> None:
-    if device_type != "cuda":
-        return
-    if not torch.cuda.is_available():
-        raise BadInput("There is no CUDA device that this torch can use. Choose the device cpu.")
-    if precision.tf32 and torch.cuda.get_device_capability() < (8, 0):
-        major, minor = torch.cuda.get_device_capability()
-        raise BadInput(
-            f"TF32 needs compute capability 8.0 or newer, and this GPU has {major}.{minor}."
-            " Choose fp32 instead."
-        )
-
-
-# Autocast with some ops on another list: "what if softmax ran in half?".
-#
-#     with custom_lists(parse("softmax=half,mm=fp32"), "cpu"):
-#         ...                       # autocast casts by its own lists, but for these ops
-#
-# Kernels for all overloads of an op are registered over autocast's own, after the templates of
-# ATen/autocast_mode.h, and taken back on exit. Weights are cast anew at every call (autocast's
-# cache cannot be reached from Python), which costs time and changes no number. Works on a CPU, on
-# CUDA, and inside a rehearsal of CUDA's lists.
-
-
-# The arguments of an op are whatever its schema says.
-Op: TypeAlias = Callable[..., Any]
-_KEYS: Final[Mapping[str, str]] = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-_WIDTH: Final[Mapping[torch.dtype, int]] = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1}
-
-
 @contextmanager
 def custom_lists(changes: Mapping[str, str], device_type: str) -> Iterator[None]:
-    """The ops of ``changes`` run as their list says (half, fp32, widest, as it comes).
+    """Autocast with some ops on another list: what if softmax ran in half?
+
+        with custom_lists(parse("softmax=half,mm=fp32"), "cpu"):
+            ...                       # autocast casts by its own lists, but for these ops
+
+    Kernels for all overloads of an op are registered over autocast's own, after the templates of
+    ATen/autocast_mode.h, and taken back on exit. Weights are cast anew at every call (autocast's
+    cache cannot be reached from Python), which costs time and changes no number. Works on a CPU, on
+    CUDA, and inside a rehearsal of CUDA's lists. The ops of ``changes`` run as their list says
+    (half, fp32, widest, as it comes).
 
     Raises BadInput for an op that torch does not have.
     """
@@ -211,6 +207,14 @@ def _kernel(meaning: str, op: Op, device_type: str) -> Op:
     return kernel
 
 
+def _cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if is_eligible(value, device_type) else value
+    if isinstance(value, (list, tuple)):
+        return [_cast(item, dtype, device_type) for item in value]
+    return value
+
+
 def _dtype(meaning: str, values: list[Any], device_type: str) -> torch.dtype:
     if meaning == "half":
         return torch.get_autocast_dtype(device_type)
@@ -226,14 +230,6 @@ def _tensors(values: list[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(list(value))
-
-
-def _cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if is_eligible(value, device_type) else value
-    if isinstance(value, (list, tuple)):
-        return [_cast(item, dtype, device_type) for item in value]
-    return value
 
 
 def is_eligible(value: object, device_type: str) -> TypeGuard[Tensor]:

@@ -13,6 +13,12 @@ Three kinds of op, decided from the data in `autocast_lists`:
 - CUDA has another policy: a Python kernel (below) is registered over the CPU's;
 - only the CPU casts it: a fallthrough is registered, so the op runs uncast, as on CUDA.
 
+Each of CUDA's policies is a function that wraps one op: switch autocast off, cast the inputs, call
+the op, switch autocast on again (the templates `WrapFunction_` and `cached_cast` of
+`ATen/autocast_mode.h` are the model). *Eligible* for a cast is a floating-point tensor that is not
+double. CUDA also asks that it lie on the GPU; here every CPU tensor counts, so a CPU scalar that
+CUDA would leave alone is cast too.
+
 Registrations belong to the process, so they are counted: the last exit takes them back.
 """
 
@@ -50,35 +56,35 @@ _lock = threading.Lock()
 _registered: list[Library] = []
 _patches = Patches()
 _depth = 0
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = Mapping[str, Any]
+
+# The wrapper of `_cudnn_rnn` (ATen/cudnn/AutocastRNN.cpp) casts to kHalf, also under bf16 autocast.
+CUDNN_RNN_DTYPE: Final = torch.float16
+
+# Parameters that were cast in this autocast region: the cast, and the parameter itself, held so
+# that its id stays its own. Autocast's C++ cache cannot be reached from Python.
+_weight_casts: dict[int, tuple[Tensor, Tensor]] = {}
 
 
 @contextmanager
 def cuda_autocast_lists() -> Iterator[None]:
     """CPU autocast casts by CUDA's lists inside, by its own again after; may be nested."""
-    _enter()
-    try:
-        yield
-    finally:
-        _exit()
-
-
-def _enter() -> None:
     global _depth
     with _lock:
         if _depth == 0:
             _registered.append(registered(_plan(), _KEY))
             _patches.wrap(torch, "clear_autocast_cache", _clear_both)
         _depth += 1
-
-
-def _exit() -> None:
-    global _depth
-    with _lock:
-        _depth -= 1
-        if _depth == 0:
-            _patches.undo()
-            _weight_casts.clear()
-            _registered.pop()._destroy()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                _patches.undo()
+                _weight_casts.clear()
+                _registered.pop()._destroy()  # type: ignore[no-untyped-call]  # torch's is untyped
 
 
 def _clear_both(original: Callable[[], None]) -> None:
@@ -140,39 +146,6 @@ def _overload(op: str) -> torch._ops.OpOverload | None:
     name, _, overload = op.partition(".")
     found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
     return found if isinstance(found, torch._ops.OpOverload) else None
-
-
-# Autocast's cast policies as Python kernels for CPU tensors, after CUDA's C++ templates.
-#
-# Each policy of `autocast_lists` becomes a function that wraps one op: switch autocast off, cast
-# the inputs, call the op, switch autocast on again (the templates `WrapFunction_` and
-# `cached_cast` of `ATen/autocast_mode.h` are the model). Only the registration of these kernels,
-# in `rehearsal`, makes them run.
-#
-# *Eligible* for a cast is a floating-point tensor that is not double. CUDA also asks that it lie on
-# the GPU; here every CPU tensor counts, so a CPU scalar that CUDA would leave alone is cast too.
-
-
-Arguments: TypeAlias = tuple[Any, ...]
-Keywords: TypeAlias = Mapping[str, Any]
-
-# The wrapper of `_cudnn_rnn` (ATen/cudnn/AutocastRNN.cpp) casts to kHalf, also under bf16 autocast.
-CUDNN_RNN_DTYPE: Final = torch.float16
-
-# Parameters that were cast in this autocast region: the cast, and the parameter itself, held so
-# that its id stays its own. Autocast's C++ cache cannot be reached from Python.
-_weight_casts: dict[int, tuple[Tensor, Tensor]] = {}
-
-
-def cast(arg: Any, dtype: torch.dtype) -> Any:
-    """The argument with its eligible tensors in `dtype`; fp32 weights are cast once a region."""
-    if isinstance(arg, Tensor):
-        if arg.dtype is dtype or not is_eligible(arg, "cpu"):
-            return arg
-        return _cached_cast(arg, dtype) if _is_cacheable(arg, dtype) else arg.to(dtype)
-    if isinstance(arg, (list, tuple)):
-        return [cast(item, dtype) for item in arg]
-    return arg
 
 
 def lower_precision(op: Op) -> Op:
@@ -249,6 +222,17 @@ def _without_autocast(call: Callable[[Arguments, Keywords], Any]) -> Op:
 def _cast_and_call(op: Op, dtype: torch.dtype, args: Arguments, kwargs: Keywords) -> Any:
     cast_kwargs = {name: cast(arg, dtype) for name, arg in kwargs.items()}
     return op(*[cast(arg, dtype) for arg in args], **cast_kwargs)
+
+
+def cast(arg: Any, dtype: torch.dtype) -> Any:
+    """The argument with its eligible tensors in `dtype`; fp32 weights are cast once a region."""
+    if isinstance(arg, Tensor):
+        if arg.dtype is dtype or not is_eligible(arg, "cpu"):
+            return arg
+        return _cached_cast(arg, dtype) if _is_cacheable(arg, dtype) else arg.to(dtype)
+    if isinstance(arg, (list, tuple)):
+        return [cast(item, dtype) for item in arg]
+    return arg
 
 
 def _is_cacheable(arg: Tensor, dtype: torch.dtype) -> bool:

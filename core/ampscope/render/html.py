@@ -1,6 +1,8 @@
-"""A report as one HTML file that needs nothing else: no network, no other file, no eval.
+"""A report as one HTML file that needs nothing else: no network, no other file, no eval. It is
+readable from disk and on paper.
 
-Also here: charts as SVG, and the one way in which elements are made.
+First the document, then its charts as SVG, in units of about a pixel; last the one way in which
+elements are made.
 """
 
 from __future__ import annotations
@@ -25,14 +27,6 @@ from ampscope.numerics.formats import NumberFormat
 from ampscope.story import document as doc
 from ampscope.story.palette import NONFINITE, OUTLINE, ZONES
 
-# A document as one HTML file: no network, no other file, readable from disk and on paper.
-#
-# Its Content-Security-Policy names the hashes of the one style sheet and the one script that
-# ampscope ships, and nothing else: whatever a text from a run managed to be, the browser would
-# neither run it, nor load anything, nor send anything. The last line of defence; the first is
-# :func:`element`.
-
-
 MAX_BYTES = 5_000_000  # what an issue tracker and a mail take; a diagnosis has about 0.1 MB
 
 LONG_WORD = 24  # characters; in tables longer ones are broken
@@ -55,13 +49,14 @@ def to_html(document: doc.Document) -> str:
     return text
 
 
-@cache
-def policy() -> str:
-    """The Content-Security-Policy of every report."""
-    return (
-        f"default-src 'none'; script-src {_hash('script.js')}; style-src {_hash('style.css')}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def _contents(document: doc.Document) -> Markup | None:
+    """Links to the sections."""
+    entries = [
+        element("li", element("a", section.title, href=f"#part-{n}-{m}"))
+        for n, part in enumerate(document.parts, 1)
+        for m, section in enumerate(part.sections, 1)
+    ]
+    return element("nav", element("ul", *entries), aria_label="Sections") if entries else None
 
 
 def _frame(title: str, body: Markup) -> str:
@@ -79,12 +74,15 @@ def _frame(title: str, body: Markup) -> str:
 
 
 @cache
-def _resource(name: str) -> str:
-    """One of our own files; neither can hold the end of the element that it stands in."""
-    text = resources.files("ampscope.render").joinpath(name).read_text(encoding="utf-8")
-    if "</" in text or "<!--" in text:
-        raise ValueError(f"{name} would end its own element")
-    return text
+def policy() -> str:
+    """The Content-Security-Policy of every report. It names the hashes of the one style sheet and
+    the one script that ampscope ships, and nothing else: whatever a text from a run managed to be,
+    the browser would neither run it, nor load anything, nor send anything. The last line of
+    defence; the first is :func:`element`."""
+    return (
+        f"default-src 'none'; script-src {_hash('script.js')}; style-src {_hash('style.css')}; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _hash(name: str) -> str:
@@ -92,14 +90,13 @@ def _hash(name: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _contents(document: doc.Document) -> Markup | None:
-    """Links to the sections."""
-    entries = [
-        element("li", element("a", section.title, href=f"#part-{n}-{m}"))
-        for n, part in enumerate(document.parts, 1)
-        for m, section in enumerate(part.sections, 1)
-    ]
-    return element("nav", element("ul", *entries), aria_label="Sections") if entries else None
+@cache
+def _resource(name: str) -> str:
+    """One of our own files; neither can hold the end of the element that it stands in."""
+    text = resources.files("ampscope.render").joinpath(name).read_text(encoding="utf-8")
+    if "</" in text or "<!--" in text:
+        raise ValueError(f"{name} would end its own element")
+    return text
 
 
 def _part(part: doc.Part, place: int, numbers: Iterator[int]) -> Markup:
@@ -183,14 +180,6 @@ def _figures(figures: doc.Figures) -> Markup:
     return element("dl", *boxes, class_="figures")
 
 
-# Curves over steps as a drawing that is whole without a script. script.js adds a read-out, zoom
-# and switches for the curves, by moving what is drawn here.
-#
-# Values that are not finite, and steps that GradScaler left out, have rows of their own below the
-# plot, so that none is dropped. All lines keep their width when they are stretched; dots are lines
-# of no length with round ends, so they stay round.
-
-
 TOP, BOTTOM = 10.0, 250.0
 ROW, FOOT = 30.0, 42.0
 FEW_POINTS = 60  # so few have dots
@@ -198,18 +187,14 @@ NAME_LENGTH = 60
 DIGITS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Steps below the plot: of what, and the sign that stands for each."""
-
-    name: str
-    steps: tuple[int, ...]
-    sign: str  # SVG path commands after "M x y"
-    is_nonfinite: bool
-
-
 def curves(lines: doc.Lines, identifier: str) -> Markup:
-    """A figure with its legend, its drawing and its data."""
+    """Curves over steps, with a legend, a drawing that is whole without a script, and its data:
+    script.js adds a read-out, zoom and switches for the curves, by moving what is drawn here.
+
+    Values that are not finite, and steps that GradScaler left out, have rows of their own below the
+    plot, so that none is dropped. All lines keep their width when they are stretched; dots are
+    lines of no length with round ends, so they stay round.
+    """
     place = _plot(lines)
     if place is None:
         return element("p", f"{lines.title}: nothing was recorded.")
@@ -223,6 +208,44 @@ def curves(lines: doc.Lines, identifier: str) -> Markup:
         class_="lines",
         data_chart=identifier,
     )
+
+
+def _legend(lines: doc.Lines) -> Markup:
+    keys = []
+    for place, series in enumerate(lines.series):
+        sample = element(
+            "svg",
+            element(
+                "path",
+                d="M1 7h30",
+                stroke=series.colour,
+                stroke_dasharray=series.dash or None,
+                class_="line",
+            ),
+            viewBox="0 0 32 14",
+            class_="key",
+            aria_hidden="true",
+        )
+        name = doc.line(series.name, NAME_LENGTH)
+        keys.append(element("span", sample, name, class_="entry", data_s=str(place)))
+    return element("p", *keys, class_="legend")
+
+
+def _numbers(lines: doc.Lines, rows: list[Row], x: Axis, y: Axis) -> dict[str, object]:
+    """What the script reads; places in the drawing follow from the axes."""
+    return {
+        "x": [x.low, x.high, x.start, x.end],
+        "y": [y.low, y.high, y.start, y.end, y.base],
+        "series": [
+            {
+                "name": doc.line(s.name, NAME_LENGTH),
+                "x": s.points.steps,
+                "y": [float(f"{v:.{DIGITS}g}") for v in s.points.values],
+            }
+            for s in lines.series
+        ],
+        "rows": [{"name": row.name, "x": row.steps} for row in rows],
+    }
 
 
 def curves_drawing(lines: doc.Lines, identifier: str, **attributes: float) -> Markup | None:
@@ -270,6 +293,16 @@ def _plot(lines: doc.Lines) -> tuple[list[Row], Axis, Axis] | None:
     return rows, steps_axis(steps), values_axis(values, lines.base, TOP, BOTTOM)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Steps below the plot: of what, and the sign that stands for each."""
+
+    name: str
+    steps: tuple[int, ...]
+    sign: str  # SVG path commands after "M x y"
+    is_nonfinite: bool
+
+
 def _rows(series: doc.Series) -> Iterator[Row]:
     points, name = series.points, doc.line(series.name, NAME_LENGTH)
     kinds = (
@@ -290,7 +323,6 @@ def _clip(identifier: str, height: float, top: float) -> Markup:
 
 
 def _curve(place: int, series: doc.Series, x: Axis, y: Axis) -> Markup:
-    path = _path(series, x, y)
     look = {"stroke": series.colour, "fill": "none"}
     dots = None
     if len(series.points.steps) <= FEW_POINTS and not series.is_stepped:
@@ -298,6 +330,7 @@ def _curve(place: int, series: doc.Series, x: Axis, y: Axis) -> Markup:
         dots = element(
             "path", d="".join(f"M{a} {b}h0" for _, a, b in places), class_="dots", **look
         )
+    path = _path(series, x, y)
     drawn = element("path", d=path, stroke_dasharray=series.dash or None, class_="line", **look)
     return element("g", drawn, dots, data_s=str(place))
 
@@ -339,49 +372,6 @@ def _drawn_rows(rows: list[Row], x: Axis, identifier: str) -> Iterator[Markup]:
     )
 
 
-def _legend(lines: doc.Lines) -> Markup:
-    keys = []
-    for place, series in enumerate(lines.series):
-        sample = element(
-            "svg",
-            element(
-                "path",
-                d="M1 7h30",
-                stroke=series.colour,
-                stroke_dasharray=series.dash or None,
-                class_="line",
-            ),
-            viewBox="0 0 32 14",
-            class_="key",
-            aria_hidden="true",
-        )
-        name = doc.line(series.name, NAME_LENGTH)
-        keys.append(element("span", sample, name, class_="entry", data_s=str(place)))
-    return element("p", *keys, class_="legend")
-
-
-def _numbers(lines: doc.Lines, rows: list[Row], x: Axis, y: Axis) -> dict[str, object]:
-    """What the script reads; places in the drawing follow from the axes."""
-    return {
-        "x": [x.low, x.high, x.start, x.end],
-        "y": [y.low, y.high, y.start, y.end, y.base],
-        "series": [
-            {
-                "name": doc.line(s.name, NAME_LENGTH),
-                "x": s.points.steps,
-                "y": [float(f"{v:.{DIGITS}g}") for v in s.points.values],
-            }
-            for s in lines.series
-        ],
-        "rows": [{"name": row.name, "x": row.steps} for row in rows],
-    }
-
-
-# Axes of the charts: where a value lies in a drawing, and which values are marked.
-#
-# Drawings are SVG in units of about a pixel; y grows downwards.
-
-
 WIDTH = 900.0
 LEFT, RIGHT = 74.0, 18.0
 TICKS = 6
@@ -391,8 +381,9 @@ _STEPS = (1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values from ``low`` to ``high`` lie between the places ``start`` and ``end``; ``base`` 0 is
-    linear, 2 or 10 logarithmic."""
+    """Where a value lies in a drawing, and which are marked: values from ``low`` to ``high`` lie
+    between the places ``start`` and ``end``, where y grows downwards; ``base`` 0 is linear, 2 or 10
+    logarithmic."""
 
     low: float
     high: float
@@ -483,10 +474,6 @@ def _round_values(low: float, high: float) -> list[float]:
     return [n * step for n in range(first, math.floor(high / step) + 1)][: 4 * TICKS]
 
 
-# One exponent histogram as bars in the zones of a format; zeros on the left, NaN and Inf on the
-# right. What a bar counts is its title, which a browser shows by itself and the script reads out.
-
-
 BARS_TOP, BARS_BOTTOM, HEIGHT = 62.0, 230.0, 272.0
 ZERO_X, MIDDLE_X, RIGHT_X = LEFT + 4, LEFT + 78, WIDTH - 118
 SIDE_BAR, SIDE_STEP = 24.0, 34.0
@@ -496,10 +483,13 @@ _SIDES = (
     (ZERO_X, "zero", (("+0", bins.POS_ZERO), ("−0", bins.NEG_ZERO))),
     (RIGHT_X, "nonfinite", (("NaN", bins.NAN), ("+Inf", bins.POS_INF), ("−Inf", bins.NEG_INF))),
 )
+_KINDS = {"zero": "zero when recorded", "nonfinite": "not finite"}
 
 
 def bars(histogram: doc.HistogramChart) -> Markup:
-    """A figure."""
+    """One exponent histogram as bars in the zones of a format; zeros on the left, NaN and Inf on
+    the right. What a bar counts is its title, which a browser shows by itself and the script reads
+    out."""
     caption = element("figcaption", doc.line(histogram.title))
     return element("figure", caption, bars_drawing(histogram), class_="bars")
 
@@ -552,9 +542,6 @@ def _bar(
     )  # fmt: skip
 
 
-_KINDS = {"zero": "zero when recorded", "nonfinite": "not finite"}
-
-
 def _zone(zone: str, first: int, end: int, x: Axis) -> Iterator[Markup]:
     """Its band above the plot, with its name where there is room."""
     if end <= first:
@@ -592,14 +579,6 @@ def _words(text: str, x: float, y: float, anchor: str = "middle", kind: str = ""
     return element("text", text, x=x, y=y, text_anchor=anchor, class_=f"words {kind}".strip())
 
 
-# The one way in which HTML is made: elements whose texts and attributes are always escaped.
-#
-#     element("td", run.label, class_="name")      ->  <td class="name">…</td>
-#
-# A string is text, never markup; markup comes from :func:`element` alone. There is no way to write
-# an event handler or an inline style, and an address is one of our own or a place in this file.
-
-
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*\Z")
 _ADDRESS = re.compile(r"(#[a-z0-9-]+|https://[a-z0-9./_-]+)\Z")
 _VOID = {"meta", "br", "col"}
@@ -618,35 +597,20 @@ Child = Markup | str | None
 
 
 def element(tag: str, *children: Child, **attributes: str | float | bool | None) -> Markup:
-    """One element. Attribute names take a trailing or inner underscore for Python's sake."""
+    """One element; its texts and attributes are always escaped.
+
+        element("td", run.label, class_="name")      ->  <td class="name">…</td>
+
+    A string is text, never markup; markup comes from here alone. There is no way to write an event
+    handler or an inline style, and an address is one of our own or a place in this file. Attribute
+    names take a trailing or inner underscore for Python's sake.
+    """
     if not _NAME.match(tag) or tag.lower() in _REFUSED:
         raise ValueError(f"<{tag}> is no element of a report")
     start = "".join(_attribute(name, value) for name, value in attributes.items())
     if tag in _VOID:
         return Markup(f"<{tag}{start}>")
     return Markup(f"<{tag}{start}>{joined(*children).html}</{tag}>")
-
-
-def joined(*children: Child) -> Markup:
-    """Elements and texts one after the other."""
-    return Markup("".join(_child(child) for child in children))
-
-
-def data(identifier: str, value: object) -> Markup:
-    """Numbers and texts for the script, as JSON that no parser of HTML can take for anything else:
-    ``<``, ``>`` and ``&`` are spelled as escapes (html.spec.whatwg.org, restrictions for contents
-    of script elements). It is data: a browser does not run it."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    for char in "<>&":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    name = html.escape(identifier)
-    return Markup(f'<script type="application/json" id="{name}">{text}</script>')
-
-
-def _child(child: Child) -> str:
-    if child is None:
-        return ""
-    return child.html if isinstance(child, Markup) else html.escape(doc.visible(child, WHOLE))
 
 
 def _attribute(name: str, value: str | float | bool | None) -> str:
@@ -661,3 +625,25 @@ def _attribute(name: str, value: str | float | bool | None) -> str:
     if name in ("href", "src", "action") and not _ADDRESS.match(text):
         raise ValueError(f"{text!r} is no address of a report")
     return f' {name}="{html.escape(text)}"'
+
+
+def joined(*children: Child) -> Markup:
+    """Elements and texts one after the other."""
+    return Markup("".join(_child(child) for child in children))
+
+
+def _child(child: Child) -> str:
+    if child is None:
+        return ""
+    return child.html if isinstance(child, Markup) else html.escape(doc.visible(child, WHOLE))
+
+
+def data(identifier: str, value: object) -> Markup:
+    """Numbers and texts for the script, as JSON that no parser of HTML can take for anything else:
+    ``<``, ``>`` and ``&`` are spelled as escapes (html.spec.whatwg.org, restrictions for contents
+    of script elements). It is data: a browser does not run it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    name = html.escape(identifier)
+    return Markup(f'<script type="application/json" id="{name}">{text}</script>')

@@ -6,7 +6,7 @@ CommonMark allows (spec.commonmark.org, section 2.4). GitHub looks for @names, #
 bare addresses and :emoji: after that, in the parsed text, so an invisible word joiner parts those.
 Charts are left to the HTML report; here each says its figures in a table.
 
-A notebook that loads the runs of a report is made here too.
+A notebook (:func:`to_notebook`) has such prose between its cells.
 """
 
 from __future__ import annotations
@@ -74,21 +74,6 @@ def _left_out(left_out: Counter[str]) -> str:
     return f"*{escaped(f'{what}{why} The HTML report has everything.', END_LENGTH // 2)}*\n\n"
 
 
-def escaped(text: str, length: int = doc.TEXT_LENGTH) -> str:
-    """``text`` as Markdown that shows exactly it, in one line."""
-    parted = _SEEN_LATER.sub(lambda m: m[0] + JOINER, doc.line(text, length))
-    parted = _COMMIT.sub(lambda m: m[0] + JOINER, parted)
-    return _START.sub(lambda m: m[0] + "\\", _MARKS.sub(r"\\\1", parted))
-
-
-def fenced(text: str, language: str = "", length: int = doc.CODE_LENGTH) -> str:
-    """A code block; its fence is longer than any run of backticks in it."""
-    shown = doc.visible(text.rstrip("\n"), length)
-    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language if language in _LANGUAGES else ''}\n{shown}\n{fence}"
-
-
 def _block(block: doc.Block, code: int) -> str:
     match block:
         case doc.Paragraph():
@@ -125,19 +110,6 @@ def _summary(title: str) -> str:
     return _SEEN_LATER.sub(lambda m: m[0] + JOINER, text)
 
 
-def _table(table: doc.Table) -> str:
-    rules = [" ---: " if n in table.numeric else " --- " for n in range(len(table.columns))]
-    lines = [_row(table.columns), f"|{'|'.join(rules)}|"]
-    lines += [_row(row) for row in table.rows[:MAX_ROWS]]
-    if len(table.rows) > MAX_ROWS:
-        lines += ["", f"The first {MAX_ROWS} of {len(table.rows):,} rows."]
-    return "\n".join(lines)
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(escaped(cell, 300) or ' ' for cell in cells)} |"
-
-
 def _lines(lines: doc.Lines) -> str:
     columns = ("Curve", "First finite", "Lowest", "Highest", "Last finite", "Not finite",
                "Steps skipped")  # fmt: skip
@@ -153,11 +125,32 @@ def _figures(series: doc.Series) -> tuple[str, ...]:
     return (series.name, *shown, bad, plural(len(series.skipped), "step"))
 
 
-# A notebook that loads the runs of a report, so that a reader can ask the next question.
-#
-# Written as JSON by hand (nbformat 4: nbformat.readthedocs.io/en/latest/format_description.html).
-# Its code cells use ampscope's reading side alone and hold no text from a run but ids, as
-# literals.
+def _table(table: doc.Table) -> str:
+    rules = [" ---: " if n in table.numeric else " --- " for n in range(len(table.columns))]
+    lines = [_row(table.columns), f"|{'|'.join(rules)}|"]
+    lines += [_row(row) for row in table.rows[:MAX_ROWS]]
+    if len(table.rows) > MAX_ROWS:
+        lines += ["", f"The first {MAX_ROWS} of {len(table.rows):,} rows."]
+    return "\n".join(lines)
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(escaped(cell, 300) or ' ' for cell in cells)} |"
+
+
+def escaped(text: str, length: int = doc.TEXT_LENGTH) -> str:
+    """``text`` as Markdown that shows exactly it, in one line."""
+    parted = _SEEN_LATER.sub(lambda m: m[0] + JOINER, doc.line(text, length))
+    parted = _COMMIT.sub(lambda m: m[0] + JOINER, parted)
+    return _START.sub(lambda m: m[0] + "\\", _MARKS.sub(r"\\\1", parted))
+
+
+def fenced(text: str, language: str = "", length: int = doc.CODE_LENGTH) -> str:
+    """A code block; its fence is longer than any run of backticks in it."""
+    shown = doc.visible(text.rstrip("\n"), length)
+    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language if language in _LANGUAGES else ''}\n{shown}\n{fence}"
 
 
 _OPEN = """\
@@ -236,8 +229,11 @@ _CLOSE = "reader.close()\n"
 
 
 def to_notebook(document: doc.Document, infos: Sequence[RunInfo], source: Path) -> str:
-    """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are
-    in: its name alone, where the notebook is handed on."""
+    """A notebook that loads the runs of a report, so that a reader can ask the next question: the
+    .ipynb file, written as JSON by hand (nbformat 4:
+    nbformat.readthedocs.io/en/latest/format_description.html). Its code cells use ampscope's
+    reading side alone and hold no text from a run but ids, as literals. ``infos`` are the runs that
+    it opens, ``source`` the store they are in: its name alone, where the notebook is handed on."""
     is_script = all(info.spec.kind == "script" for info in infos)
     is_training = all(info.spec.is_training for info in infos)
     opening = _OPEN.format(source=ascii(str(source)), runs=ascii([info.id for info in infos]))

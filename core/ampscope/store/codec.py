@@ -33,6 +33,19 @@ from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
 T = TypeVar("T")
 KEPT = 4_096  # specs and machines that have been read, by their texts
+LONGEST = 10_000  # characters: the longest names and messages of real runs have a few hundred
+LONGEST_TRACEBACK = 100_000
+LONGEST_CONCLUSION = 1_000_000
+MOST = 2**63 - 1  # what a column of SQLite holds
+LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
+MOST_PID = 2**31 - 1  # larger ones overflow kill(2)
+_JSON = {"spec", "machine", "data"}  # columns whose texts went through :func:`storable_parts`
+_COLUMNS_OF_NAMES = {"module path", "op", "parameter", "shared_with", "type"}
+_LONG = {"traceback": LONGEST_TRACEBACK}
+MOST_RANKS = 100_000  # of a training; the largest known had some ten thousand
+_OF_RANKS = {(RunSpec, "rank"), (RunSpec, "world")}
+_RUN_ID = re.compile(r"[0-9a-f]{12}\Z")
+_BESIDE = 1_000  # characters more, in which a secret may end that is cut
 RESULT_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in RESULT_KINDS}
 OBSERVATION_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observation)}
 
@@ -164,30 +177,9 @@ def _read(decoder: Decoder, kind: type[T], text: str, what: str) -> T:
         raise StoreError(f"{what} ({error}); delete this run.") from error
 
 
-# The one door for every value that goes into a store or comes out of it.
-#
-# In: a name that is no valid UTF-8 (a file called ``caf\xff.py``) is spelled with backslashes, a
-# text is cut to a length that a page can show. Out: a text is a text, a number is a number within
-# bounds. What is neither raises :class:`Damaged`, which :mod:`.rows` turns into one sentence.
-
-
-LONGEST = 10_000  # characters: the longest names and messages of real runs have a few hundred
-LONGEST_TRACEBACK = 100_000
-LONGEST_CONCLUSION = 1_000_000
-MOST = 2**63 - 1  # what a column of SQLite holds
-LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
-MOST_PID = 2**31 - 1  # larger ones overflow kill(2)
-_JSON = {"spec", "machine", "data"}  # columns whose texts went through :func:`storable_parts`
-_COLUMNS_OF_NAMES = {"module path", "op", "parameter", "shared_with", "type"}
-_LONG = {"traceback": LONGEST_TRACEBACK}
-MOST_RANKS = 100_000  # of a training; the largest known had some ten thousand
-_OF_RANKS = {(RunSpec, "rank"), (RunSpec, "world")}
-_RUN_ID = re.compile(r"[0-9a-f]{12}\Z")
-_BESIDE = 1_000  # characters more, in which a secret may end that is cut
-
-
 class Damaged(ValueError):  # noqa: N818  # says what it found
-    """A stored value that nothing of ampscope writes."""
+    """A stored value that nothing of ampscope writes: a text is a text, a number is a number within
+    bounds. :mod:`.rows` turns it into one sentence."""
 
 
 def storable(
@@ -252,7 +244,9 @@ def parsed(text_: object) -> Any:
 
 
 def to_column(name: str, value: object) -> object:
-    """A value of any column on its way in. SQLite stores a REAL NaN as NULL, so NaN is a text."""
+    """A value of any column on its way in: a name that is no valid UTF-8 (a file called
+    ``caf\\xff.py``) is spelled with backslashes, a text is cut to a length that a page can show.
+    SQLite stores a REAL NaN as NULL, so NaN is a text."""
     if value is None or type(value) is int:  # most are
         return value
     if isinstance(value, float):

@@ -1,7 +1,10 @@
 """Open the store: one SQLite file, WAL, one writer per run, readers read-only.
 
-A file that is not SQLite, a schema of another version, a read-only folder and a full disk each end
-in one StoreError sentence that names the file and says what to do.
+A new store appears under its name with its schema in it, or not at all: a process that sees the
+file may open it at once, as the dashboard does while the first run starts. Until a first release
+nothing is converted: another version's schema, another program's database and an empty file are
+refused. Each refusal, like a read-only folder or a full disk, is one StoreError sentence that names
+the file and says what to do.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ READING_TIMEOUT_MS = 3_000  # a person waits for what is read
 LONGEST_QUERY_S = 20.0  # of processor time, and a second more for each megabyte of the store
 LONGEST_VALUE = 128 * 2**20  # bytes of a text, a blob or a row; in a larger store its size
 _BETWEEN = 10_000  # steps of SQLite between two looks at the clock
+SCHEMA_VERSION = 7
+_OUR_TABLES = {"run", "step", "module"}  # other programs number theirs, too
+BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file that is in use
 
 
 def default_path() -> Path:
@@ -67,12 +73,94 @@ def open_for_writing(
     return connection
 
 
-def _restrain(connection: sqlite3.Connection, path: Path) -> None:
-    """The file may come from elsewhere: its schema calls nothing that acts, and no value is longer
-    than the file, whatever its pages say."""
-    connection.execute("PRAGMA trusted_schema = OFF")
-    longest = max(LONGEST_VALUE, path.stat().st_size)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))
+def make_folder(folder: Path) -> None:
+    """``folder`` and those above it, as far as they are missing: for their owner alone. A folder
+    that is there keeps its permissions."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+
+def create(path: Path, journal: str) -> None:
+    """Make ``path``, unless another process did so first.
+
+    It is left to its first opening where a file cannot have two names (FAT, some network file
+    systems): a move could replace what another process has written by then. And where the log of
+    a deleted store lies there: SQLite drops it beside an empty file, and would play it into ours.
+    """
+    if any(Path(f"{path}{suffix}").exists() for suffix in BESIDE):
+        return
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
+    try:
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))  # SQLite's files follow
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA journal_mode = {journal}")  # stays with the file
+            prepare(connection)
+        with contextlib.suppress(OSError):
+            os.link(new, path)
+    finally:
+        for suffix in ("", *BESIDE):
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+
+
+def _set_journal(connection: sqlite3.Connection, journal: str, wait_ms: int) -> None:
+    """The change to WAL alone does not wait for another process that makes it at the same moment:
+    it fails at once, whatever the busy timeout says."""
+    deadline = time.monotonic() + wait_ms / 1000
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode = {journal}")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Read-only connection. Raises StoreError where ``path`` is no store of this version."""
+    with translated(path):
+        if not path.exists():
+            raise StoreError(
+                f"There is no store at {path} yet. Run a probe first: ampscope probe gpt"
+            )
+        _check_files(path)
+        _restore(path)
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{_reading_mode(path)}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=_Reading,
+        )
+        with _closed_on_error(connection):
+            connection.limit(path)
+            _restrain(connection, path)
+            connection.text_factory = codec.decoded
+            connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
+            check(connection, path, may_be_empty=False)
+    return connection
+
+
+def _restore(path: Path) -> None:
+    """Undo the transaction in which a process was killed that wrote to a file with the journal
+    DELETE: SQLite does so at the first read, which a read-only connection may not (WAL has no such
+    step). A journal that is in use by a living process is left to it."""
+    if Path(f"{path}-journal").exists():
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+
+
+def _reading_mode(path: Path) -> str:
+    """Even a reader of a WAL database writes its -shm file. Where the folder forbids that and
+    no process has the store open, it is read as a file that does not change
+    (sqlite.org/wal.html#read_only_databases)."""
+    is_open = Path(f"{path}-wal").exists()
+    return "mode=ro" if is_open or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
 
 
 class _OfThread(threading.local):
@@ -141,9 +229,34 @@ def _check_files(path: Path) -> None:
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(mode) and not (file == path and stat.S_ISDIR(mode)):
-            raise StoreError(
-                f"{file} is {_kind(mode)}, not a file. Choose another file with --store."
-            )
+            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+            raise StoreError(f"{file} is {kind}, not a file. Choose another file with --store.")
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def _restrain(connection: sqlite3.Connection, path: Path) -> None:
+    """The file may come from elsewhere: its schema calls nothing that acts, and no value is longer
+    than the file, whatever its pages say."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    longest = max(LONGEST_VALUE, path.stat().st_size)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))
+
+
+@contextlib.contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def is_database(path: Path) -> bool:
@@ -160,87 +273,136 @@ def is_database(path: Path) -> bool:
     return True
 
 
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFIFO: "a named pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-        stat.S_IFDIR: "a folder",
-    }
-    return kinds.get(stat.S_IFMT(mode), "something else")
+def schema_text() -> str:
+    """The commented schema: the store's documentation."""
+    return resources.files("ampscope.store").joinpath("schema.sql").read_text(encoding="utf-8")
 
 
-def _set_journal(connection: sqlite3.Connection, journal: str, wait_ms: int) -> None:
-    """The change to WAL alone does not wait for another process that makes it at the same moment:
-    it fails at once, whatever the busy timeout says."""
-    deadline = time.monotonic() + wait_ms / 1000
-    while True:
-        try:
-            connection.execute(f"PRAGMA journal_mode = {journal}")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
+def version_of(connection: sqlite3.Connection) -> int:
+    """0 for a file in which there is nothing yet."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Create the schema in an empty file, in one transaction."""
+    if version_of(connection) == SCHEMA_VERSION:
+        return
+    with transaction(connection):
+        if version_of(connection) == SCHEMA_VERSION:  # another process was faster
             return
+        for statement in re.sub(r"--.*", "", schema_text()).split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Read-only connection. Raises StoreError where ``path`` is no store of this version."""
-    with translated(path):
-        if not path.exists():
+def check(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> int:
+    """The file's version: ours, or 0 for an empty file. Raises StoreError for others."""
+    connection.execute("BEGIN")  # one view for both: another process may be creating the schema
+    version = version_of(connection)
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    strange = _first_strange(connection)
+    connection.execute("COMMIT")
+    if version == SCHEMA_VERSION and tables >= _OUR_TABLES:
+        if strange:
             raise StoreError(
-                f"There is no store at {path} yet. Run a probe first: ampscope probe gpt"
+                f"{path} is not used: {strange[:80]!r} in it is no table or index of ampscope's. "
+                "Choose another file with --store."
             )
-        _check_files(path)
-    _restore(path)
-    return _reading(path)
-
-
-def _restore(path: Path) -> None:
-    """Undo the transaction in which a process was killed that wrote to a file with the journal
-    DELETE: SQLite does so at the first read, which a read-only connection may not (WAL has no such
-    step). A journal that is in use by a living process is left to it."""
-    if Path(f"{path}-journal").exists():
-        with translated(path), contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-
-
-def _reading(path: Path) -> sqlite3.Connection:
-    with translated(path):
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?{_reading_mode(path)}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=_Reading,
+        return version
+    if version == 0 and not tables:
+        if may_be_empty:
+            return version
+        raise StoreError(f"{path} is an empty file. Run a probe first: ampscope probe gpt")
+    if not tables >= _OUR_TABLES:
+        raise StoreError(
+            f"{path} is a database of another program, not an ampscope store. "
+            "Choose another file with --store."
         )
-        with _closed_on_error(connection):
-            connection.limit(path)
-            _restrain(connection, path)
-            connection.text_factory = codec.decoded
-            connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
-            check(connection, path, may_be_empty=False)
-    return connection
+    raise StoreError(
+        f"{path} has schema version {version}; this ampscope reads version {SCHEMA_VERSION}. "
+        "Use the ampscope that wrote it, or choose another file with --store."
+    )
 
 
-def _reading_mode(path: Path) -> str:
-    """Even a reader of a WAL database writes its -shm file. Where the folder forbids that and
-    no process has the store open, it is read as a file that does not change
-    (sqlite.org/wal.html#read_only_databases)."""
-    is_open = Path(f"{path}-wal").exists()
-    return "mode=ro" if is_open or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
+_OF_ANALYZE = (
+    "CREATE TABLE sqlite_stat1(tbl,idx,stat);CREATE TABLE sqlite_stat4(tbl,idx,neq,nlt,ndlt,sample)"
+)
+_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|\w+|[^\w\s]")
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_STEPS = {"(": 1, ")": -1}
+_Definition = tuple[str, frozenset[str], str]  # CREATE … NAME; columns and keys; what follows them
+
+
+def _first_strange(connection: sqlite3.Connection) -> str:
+    """Name of the first part of the schema that is not ours; "" where there is none. What a file
+    holds is read only where its schema is ours: a view, a trigger, a generated column or an index
+    of an expression computes whatever its author wrote. A table is compared as the set of its
+    columns and keys."""
+    known = _definitions(f"{schema_text()};{_OF_ANALYZE}")
+    for kind, name, table, sql in connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master"
+    ):
+        if sql is None:  # of a primary key
+            if kind == "index" and f"create table {table}" in known:
+                continue
+            return str(name)
+        head, parts, end = _definition(sql)
+        ours = known.get(head)
+        if ours is None or parts != ours[1] or end != ours[2] or kind not in ("table", "index"):
+            return str(name)
+        if head != f"create {kind} {name}" and not head.startswith(f"create index {name} on "):
+            return str(name)
+    return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _definitions(text: str) -> dict[str, _Definition]:
+    statements = map(_definition, _COMMENT.sub("", text).split(";"))
+    return {found[0]: found for found in statements}
+
+
+@functools.lru_cache(maxsize=256)
+def _definition(sql: str) -> _Definition:
+    words = _WORD.findall(_COMMENT.sub("", sql).lower())
+    begin = words.index("(") if "(" in words else len(words)
+    parts: list[list[str]] = [[]]
+    depth, end = 1, begin + 1
+    while end < len(words) and (depth := depth + _STEPS.get(words[end], 0)):
+        if words[end] == "," and depth == 1:
+            parts.append([])
+        else:
+            parts[-1].append(words[end])
+        end += 1
+    return " ".join(words[:begin]), frozenset(map(" ".join, parts)), " ".join(words[end + 1 :])
 
 
 @contextlib.contextmanager
-def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of a block's statements, or none: takes the write lock at once, and is rolled back when
+    the block raises."""
+    connection.execute("BEGIN IMMEDIATE")
     try:
         yield
     except BaseException:
-        connection.close()
+        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+            connection.execute("ROLLBACK")
         raise
+    connection.execute("COMMIT")
+
+
+_PLACEHOLDER = re.compile(r"\?(\d*)")
+
+
+def in_order(sql: str, values: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
+    """``sql`` with plain placeholders in place of numbered ones, and a value for each: Python from
+    3.14 on takes a number for a name. A plain one has the number after the largest before it."""
+    if not re.search(r"\?\d", sql):
+        return sql, values
+    numbers: list[int] = []
+    for written in _PLACEHOLDER.findall(sql):
+        numbers.append(int(written) if written else max(numbers, default=0) + 1)
+    return _PLACEHOLDER.sub("?", sql), tuple(values[number - 1] for number in numbers)
 
 
 @contextlib.contextmanager
@@ -297,193 +459,3 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
             "names it)."
         )
     return f"The store {path} failed: {text}. Choose another file with --store."
-
-
-# The store's schema: its text, its version, how a file gets it.
-#
-# A file of another version, another program's database and an empty file are refused in one
-# sentence. Until a first release nothing is converted.
-
-
-SCHEMA_VERSION = 7
-_OUR_TABLES = {"run", "step", "module"}  # other programs number theirs, too
-
-
-def schema_text() -> str:
-    """The commented schema: the store's documentation."""
-    return resources.files("ampscope.store").joinpath("schema.sql").read_text(encoding="utf-8")
-
-
-def version_of(connection: sqlite3.Connection) -> int:
-    """0 for a file in which there is nothing yet."""
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version
-
-
-def prepare(connection: sqlite3.Connection) -> None:
-    """Create the schema in an empty file, in one transaction."""
-    if version_of(connection) == SCHEMA_VERSION:
-        return
-    with transaction(connection):
-        if version_of(connection) == SCHEMA_VERSION:  # another process was faster
-            return
-        for statement in re.sub(r"--.*", "", schema_text()).split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def check(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> int:
-    """The file's version: ours, or 0 for an empty file. Raises StoreError for others."""
-    connection.execute("BEGIN")  # one view for both: another process may be creating the schema
-    version, tables = version_of(connection), _tables(connection)
-    strange = _first_strange(connection)
-    connection.execute("COMMIT")
-    if version == SCHEMA_VERSION and tables >= _OUR_TABLES:
-        if strange:
-            raise StoreError(
-                f"{path} is not used: {strange[:80]!r} in it is no table or index of ampscope's. "
-                "Choose another file with --store."
-            )
-        return version
-    if version == 0 and not tables:
-        if may_be_empty:
-            return version
-        raise StoreError(f"{path} is an empty file. Run a probe first: ampscope probe gpt")
-    if not tables >= _OUR_TABLES:
-        raise StoreError(
-            f"{path} is a database of another program, not an ampscope store. "
-            "Choose another file with --store."
-        )
-    raise StoreError(
-        f"{path} has schema version {version}; this ampscope reads version {SCHEMA_VERSION}. "
-        "Use the ampscope that wrote it, or choose another file with --store."
-    )
-
-
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-
-
-# What a file holds is read only where its schema is ours: a view, a trigger, a generated column or
-# an index of an expression computes whatever its author wrote. A table is compared as the set of
-# its columns and keys.
-
-
-_OF_ANALYZE = (
-    "CREATE TABLE sqlite_stat1(tbl,idx,stat);CREATE TABLE sqlite_stat4(tbl,idx,neq,nlt,ndlt,sample)"
-)
-_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|\w+|[^\w\s]")
-_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
-_STEPS = {"(": 1, ")": -1}
-_Definition = tuple[str, frozenset[str], str]  # CREATE … NAME; columns and keys; what follows them
-
-
-def _first_strange(connection: sqlite3.Connection) -> str:
-    """Name of the first part of the schema that is not ours; "" where there is none."""
-    known = _definitions(f"{schema_text()};{_OF_ANALYZE}")
-    for kind, name, table, sql in connection.execute(
-        "SELECT type, name, tbl_name, sql FROM sqlite_master"
-    ):
-        if sql is None:  # of a primary key
-            if kind == "index" and f"create table {table}" in known:
-                continue
-            return str(name)
-        head, parts, end = _definition(sql)
-        ours = known.get(head)
-        if ours is None or parts != ours[1] or end != ours[2] or kind not in ("table", "index"):
-            return str(name)
-        if head != f"create {kind} {name}" and not head.startswith(f"create index {name} on "):
-            return str(name)
-    return ""
-
-
-@functools.lru_cache(maxsize=4)
-def _definitions(text: str) -> dict[str, _Definition]:
-    statements = map(_definition, _COMMENT.sub("", text).split(";"))
-    return {found[0]: found for found in statements}
-
-
-@functools.lru_cache(maxsize=256)
-def _definition(sql: str) -> _Definition:
-    words = _WORD.findall(_COMMENT.sub("", sql).lower())
-    begin = words.index("(") if "(" in words else len(words)
-    parts: list[list[str]] = [[]]
-    depth, end = 1, begin + 1
-    while end < len(words) and (depth := depth + _STEPS.get(words[end], 0)):
-        if words[end] == "," and depth == 1:
-            parts.append([])
-        else:
-            parts[-1].append(words[end])
-        end += 1
-    return " ".join(words[:begin]), frozenset(map(" ".join, parts)), " ".join(words[end + 1 :])
-
-
-# A new store appears under its name with its schema in it, or not at all.
-#
-# A process that sees the file may open it at once: the dashboard looks for it while the first run
-# starts.
-
-
-BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file that is in use
-
-
-def make_folder(folder: Path) -> None:
-    """``folder`` and those above it, as far as they are missing: for their owner alone. A folder
-    that is there keeps its permissions."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-
-
-def create(path: Path, journal: str) -> None:
-    """Make ``path``, unless another process did so first.
-
-    It is left to its first opening where a file cannot have two names (FAT, some network file
-    systems): a move could replace what another process has written by then. And where the log of
-    a deleted store lies there: SQLite drops it beside an empty file, and would play it into ours.
-    """
-    if any(Path(f"{path}{suffix}").exists() for suffix in BESIDE):
-        return
-    new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
-    try:
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))  # SQLite's files follow
-        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
-            connection.execute(f"PRAGMA journal_mode = {journal}")  # stays with the file
-            prepare(connection)
-        with contextlib.suppress(OSError):
-            os.link(new, path)
-    finally:
-        for suffix in ("", *BESIDE):
-            Path(f"{new}{suffix}").unlink(missing_ok=True)
-
-
-# One transaction as a context manager: all of a block's statements, or none.
-
-
-@contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Takes the write lock at once; rolled back when the block raises."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-_PLACEHOLDER = re.compile(r"\?(\d*)")
-
-
-def in_order(sql: str, values: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
-    """``sql`` with plain placeholders in place of numbered ones, and a value for each: Python from
-    3.14 on takes a number for a name. A plain one has the number after the largest before it."""
-    if not re.search(r"\?\d", sql):
-        return sql, values
-    numbers: list[int] = []
-    for written in _PLACEHOLDER.findall(sql):
-        numbers.append(int(written) if written else max(numbers, default=0) + 1)
-    return _PLACEHOLDER.sub("?", sql), tuple(values[number - 1] for number in numbers)

@@ -1,7 +1,9 @@
 """Export runs: one JSON file, which `ampscope import` reads back, or a folder of Parquet files.
 
 NaN and infinities are the texts "nan", "inf" and "-inf". A row stands on a line of its own.
-Histograms are by far the most, so they are written frame by frame::
+Histograms are by far the most, so they are written frame by frame. They are sparse, one row a
+(step, role, module, dtype): in JSON such a row has its counts as an object, ``{"-4": 5, "+0": 9}``,
+by power of two; in Parquet every bin is a row::
 
     {"schema":2,"run":{…},"step":[{…},…],"module":[…],…}           one run
     {"schema":2,"runs":[{"run":{…},"step":[…],…},…]}               several
@@ -29,6 +31,30 @@ from ampscope.record_json import dumps
 from ampscope.store.reader import Reader
 
 SCHEMA = 2
+Columns = Mapping[str, Sequence[object]]
+Tables = dict[str, tuple[Mapping[str, str], Iterator[Columns]]]
+SPECIAL = {
+    histogram.BELOW: "<2^-149",
+    histogram.ABOVE: ">=2^128",
+    histogram.POS_ZERO: "+0",
+    histogram.NEG_ZERO: "-0",
+    histogram.NAN: "nan",
+    histogram.POS_INF: "+inf",
+    histogram.NEG_INF: "-inf",
+}
+_KEYS = {"step": "int", "role": "str", "module": "int", "dtype": "str", "scale": "float"}
+_HISTOGRAM = {
+    **_KEYS,
+    "last_step": "int",  # where the counts of several recorded steps were added up
+    "counts": "object",
+}
+_BINS = {
+    **_KEYS,
+    "bin": "str",  # "finite", or one of SPECIAL
+    "exponent": "int",
+    "count": "int",
+    "last_step": "int",
+}
 
 
 def to_json(reader: Reader, infos: Sequence[records.RunInfo], out: Path) -> list[Path]:
@@ -117,40 +143,9 @@ def _translated(out: Path) -> Iterator[None]:
         raise StoreError(f"Cannot write {out}: {error.strerror or error}.") from error
 
 
-# The tables of an exported run, each in parts, with the types of their columns.
-#
-# Histograms are sparse, one row a (step, role, module, dtype). In JSON such a row has its counts
-# as an object, ``{"-4": 5, "-2": 7, "+0": 9}``, by power of two; in Parquet every bin is a row.
-
-
-Columns = Mapping[str, Sequence[object]]
-Tables = dict[str, tuple[Mapping[str, str], Iterator[Columns]]]
-SPECIAL = {
-    histogram.BELOW: "<2^-149",
-    histogram.ABOVE: ">=2^128",
-    histogram.POS_ZERO: "+0",
-    histogram.NEG_ZERO: "-0",
-    histogram.NAN: "nan",
-    histogram.POS_INF: "+inf",
-    histogram.NEG_INF: "-inf",
-}
-_KEYS = {"step": "int", "role": "str", "module": "int", "dtype": "str", "scale": "float"}
-_HISTOGRAM = {
-    **_KEYS,
-    "last_step": "int",  # where the counts of several recorded steps were added up
-    "counts": "object",
-}
-_BINS = {
-    **_KEYS,
-    "bin": "str",  # "finite", or one of SPECIAL
-    "exponent": "int",
-    "count": "int",
-    "last_step": "int",
-}
-
-
 def tables(reader: Reader, info: records.RunInfo) -> Tables:
-    """Of records, the same in both formats: the types of their columns, and their content."""
+    """Of an exported run, in parts, the same in both formats: the types of their columns, and their
+    content."""
     steps = reader.steps(info.id)
     sets = sorted({step.op_set for step in steps if step.op_set is not None})
     ops = [(number, op) for number in sets for op in reader.ops(info.id, number)]
@@ -167,12 +162,26 @@ def tables(reader: Reader, info: records.RunInfo) -> Tables:
     }
 
 
+def _records(
+    kind: type[Any], found: Sequence[object]
+) -> tuple[Mapping[str, str], Iterator[Columns]]:
+    # Every field of a record is an int, a float, a bool or text, or None; Role is text.
+    types = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(kind)}
+    types = {name: "str" if kind == "Role" else kind for name, kind in types.items()}
+    return types, iter([{name: [getattr(r, name) for r in found] for name in types}])
+
+
 def mixed(reader: Reader, info: records.RunInfo) -> dict[str, list[dict[str, object]]]:
     """Tables whose rows are records of several kinds, each with the name of its kind."""
     return {
         "observation": [_named(record) for record in reader.observations(info.id)],
         "result": [_named(record) for record in reader.results(info.id)],
     }
+
+
+def _named(record: Observation | records.Result) -> dict[str, object]:
+    # Two observations have a field `kind` of their own; the record's name has another key.
+    return {"record": type(record).__name__, **dataclasses.asdict(record)}
 
 
 def mixed_columns(rows: Sequence[dict[str, object]]) -> Columns:
@@ -187,35 +196,6 @@ def histograms(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator
     return _HISTOGRAM, (_histogram(frame) for frame in _frames(reader, run_id))
 
 
-def bins(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator[Columns]]:
-    """One row per occupied bin of a histogram."""
-    return _BINS, (_bins(frame) for frame in _frames(reader, run_id))
-
-
-def bin_name(column: int) -> str:
-    """Of a column of a raw row."""
-    return SPECIAL.get(column) or str(int(histogram.EXPONENTS[column]))
-
-
-def _records(
-    kind: type[Any], found: Sequence[object]
-) -> tuple[Mapping[str, str], Iterator[Columns]]:
-    # Every field of a record is an int, a float, a bool or text, or None; Role is text.
-    types = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(kind)}
-    types = {name: "str" if kind == "Role" else kind for name, kind in types.items()}
-    return types, iter([{name: [getattr(r, name) for r in found] for name in types}])
-
-
-def _named(record: Observation | records.Result) -> dict[str, object]:
-    # Two observations have a field `kind` of their own; the record's name has another key.
-    return {"record": type(record).__name__, **dataclasses.asdict(record)}
-
-
-def _frames(reader: Reader, run_id: str) -> Iterator[records.Frame]:
-    for role in records.Role:
-        yield from reader.frames(run_id, role)
-
-
 def _histogram(frame: records.Frame) -> Columns:
     counts = []
     for row in frame.rows:
@@ -225,6 +205,21 @@ def _histogram(frame: records.Frame) -> Columns:
         )
     size = len(frame.modules)
     return {**_key(frame, size, list(range(size))), "counts": counts}
+
+
+def _frames(reader: Reader, run_id: str) -> Iterator[records.Frame]:
+    for role in records.Role:
+        yield from reader.frames(run_id, role)
+
+
+def bins(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator[Columns]]:
+    """One row per occupied bin of a histogram."""
+    return _BINS, (_bins(frame) for frame in _frames(reader, run_id))
+
+
+def bin_name(column: int) -> str:
+    """Of a column of a raw row."""
+    return SPECIAL.get(column) or str(int(histogram.EXPONENTS[column]))
 
 
 def _bins(frame: records.Frame) -> Columns:

@@ -17,20 +17,7 @@ from ampscope.store import codec, db, rows, samples
 from ampscope.store.codec import decode_observation
 from ampscope.store.pyramid import BAD, SIZES, TOP, Query, StepBlock, combined, cover, cover_evenly
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredVerdict:
-    """What was concluded of a diagnosis, as a list of many shows it."""
-
-    word: str  # fault, no_fault, inconclusive
-    cause: str = ""  # id of the root cause; "" where there is none
-    latent: str = ""  # id of the first latent loss
-    could_not_run: bool = False
-
-
-def _id(value: object) -> str:
-    """Of a cause, which an untrusted conclusion may spell in any way; "" for none."""
-    return codec.text(str(value)) if value is not None else ""
+Range = tuple[int, int]
 
 
 class Reader:
@@ -228,6 +215,21 @@ class Reader:
         return [dataclasses.replace(run, place=places.get(run.id, 0)) for run in runs]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredVerdict:
+    """What was concluded of a diagnosis, as a list of many shows it."""
+
+    word: str  # fault, no_fault, inconclusive
+    cause: str = ""  # id of the root cause; "" where there is none
+    latent: str = ""  # id of the first latent loss
+    could_not_run: bool = False
+
+
+def _id(value: object) -> str:
+    """Of a cause, which an untrusted conclusion may spell in any way; "" for none."""
+    return codec.text(str(value)) if value is not None else ""
+
+
 def _place(info: records.RunInfo, before: list[records.RunInfo]) -> int:
     """1 for the run that its device takes next."""
     return 1 + sum(_may_share_device(info, other) for other in before)
@@ -238,19 +240,12 @@ def _may_share_device(first: records.RunInfo, second: records.RunInfo) -> bool:
     return len(devices) < 2 or devices[0] == devices[1]
 
 
-# Few of very many steps, none of them invented: the extremes, the changes and all bad ones.
-#
-# The pyramid of step blocks names the steps to show; only these are read. A run of 1,000,000 steps
-# costs what one of 10,000 does (benchmarks/results/store_rate.json).
-
-
-Range = tuple[int, int]
-
-
 def overview(
     query: Query, run_id: str, points: int, first: int | None, last: int | None
 ) -> list[records.StepRecord]:
-    """See Reader.overview."""
+    """See :meth:`Reader.overview`: the extremes, the changes and all bad steps, none of them
+    invented. The pyramid of step blocks names the steps to show; only these are read. A run of
+    1,000,000 steps costs what one of 10,000 does (benchmarks/results/store_rate.json)."""
     span = _span(query, run_id, first, last)
     if span is None:
         return []
@@ -261,62 +256,6 @@ def overview(
     listed = "AND step IN (SELECT value FROM json_each(?)) ORDER BY step"
     chosen = json.dumps(sorted(_chosen(query, run_id, span, points)))
     return rows.select(query, records.StepRecord, listed, run_id, chosen)
-
-
-def totals(query: Query, run_id: str) -> records.StepTotals:
-    """See Reader.step_totals."""
-    block = _whole(query, run_id)
-    if block is None:
-        return records.StepTotals()
-    return records.StepTotals(
-        steps=block.steps,
-        skipped=block.skipped,
-        nonfinite_losses=block.bad_losses,
-        nonfinite_norms=block.bad_norms,
-        bad=block.bad,
-        scale_changes=block.scale_changes,
-        first_step=block.first_step,
-        last_step=block.last_step,
-        first_bad=block.first_bad,
-        last_bad=block.last_bad,
-        last_scale=codec.real(block.last_scale),
-    )
-
-
-def overhead_share(query: Query, run_id: str) -> float | None:
-    """The instruments' share of the time of all steps but step 0; None where none was measured."""
-    block = _whole(query, run_id)
-    total_s = 0.0 if block is None else block.overhead_s + block.step_time_s
-    return None if block is None or not total_s else block.overhead_s / total_s
-
-
-def _whole(query: Query, run_id: str) -> StepBlock | None:
-    span = _span(query, run_id, None, None)
-    blocks = [] if span is None else cover(query, run_id, *_rounded(span))
-    return combined(blocks) if blocks else None
-
-
-def _rounded(span: Range) -> Range:
-    """To whole blocks of the top level: nothing is recorded beyond the ends."""
-    size = SIZES[TOP]
-    return span[0] // size * size, (span[1] // size + 1) * size - 1
-
-
-def _span(query: Query, run_id: str, first: int | None, last: int | None) -> Range | None:
-    """The recorded steps within first and last; None where there are none."""
-    # Two statements: SQLite finds one end of an index at once, and scans for both together.
-    ends = [
-        query(f"SELECT {end}(step) FROM step WHERE run=?", run_id)[0][0] for end in ("min", "max")
-    ]
-    if ends[0] is None:
-        return None
-    if any(type(end) is not int for end in ends):  # an index that is not that of its table
-        raise StoreError(
-            f"What is stored of run {run_id} is damaged (its steps are not whole numbers)."
-        )
-    low = ends[0] if first is None else max(first, ends[0])
-    high = ends[1] if last is None else min(last, ends[1])
-    return (low, high) if low <= high else None
 
 
 def _chosen(query: Query, run_id: str, span: Range, points: int) -> set[int]:
@@ -358,3 +297,56 @@ def _changes(query: Query, run_id: str, blocks: list[StepBlock], points: int) ->
 def _marked(query: Query, run_id: str, kind: str, span: Range) -> set[int]:
     sql = "SELECT step FROM step_mark WHERE run=? AND kind=? AND step BETWEEN ? AND ?"
     return {row[0] for row in query(sql, run_id, kind, *span)}
+
+
+def totals(query: Query, run_id: str) -> records.StepTotals:
+    """See Reader.step_totals."""
+    block = _whole(query, run_id)
+    if block is None:
+        return records.StepTotals()
+    return records.StepTotals(
+        steps=block.steps,
+        skipped=block.skipped,
+        nonfinite_losses=block.bad_losses,
+        nonfinite_norms=block.bad_norms,
+        bad=block.bad,
+        scale_changes=block.scale_changes,
+        first_step=block.first_step,
+        last_step=block.last_step,
+        first_bad=block.first_bad,
+        last_bad=block.last_bad,
+        last_scale=codec.real(block.last_scale),
+    )
+
+
+def overhead_share(query: Query, run_id: str) -> float | None:
+    """The instruments' share of the time of all steps but step 0; None where none was measured."""
+    block = _whole(query, run_id)
+    total_s = 0.0 if block is None else block.overhead_s + block.step_time_s
+    return None if block is None or not total_s else block.overhead_s / total_s
+
+
+def _whole(query: Query, run_id: str) -> StepBlock | None:
+    span = _span(query, run_id, None, None)
+    if span is None:
+        return None
+    size = SIZES[TOP]  # whole blocks of the top level: nothing is recorded beyond the ends
+    blocks = cover(query, run_id, span[0] // size * size, (span[1] // size + 1) * size - 1)
+    return combined(blocks) if blocks else None
+
+
+def _span(query: Query, run_id: str, first: int | None, last: int | None) -> Range | None:
+    """The recorded steps within first and last; None where there are none."""
+    # Two statements: SQLite finds one end of an index at once, and scans for both together.
+    ends = [
+        query(f"SELECT {end}(step) FROM step WHERE run=?", run_id)[0][0] for end in ("min", "max")
+    ]
+    if ends[0] is None:
+        return None
+    if any(type(end) is not int for end in ends):  # an index that is not that of its table
+        raise StoreError(
+            f"What is stored of run {run_id} is damaged (its steps are not whole numbers)."
+        )
+    low = ends[0] if first is None else max(first, ends[0])
+    high = ends[1] if last is None else min(last, ends[1])
+    return (low, high) if low <= high else None

@@ -1,6 +1,7 @@
 """SQLite rows as records, made from their fields, and records as INSERT statements.
 
-Between them the row of one run (:class:`RunRow`): who writes it, its state and its signs of life.
+Records are read (:func:`run_info`, :func:`select`, :func:`frame`) and written (:func:`of_records`,
+:func:`insert`); the row of one run has a writer of its own (:class:`RunRow`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,40 @@ _TABLES = {  # of each record: its table, and what one of its rows is called
 }
 
 
+def _time(value: object) -> float:
+    found = codec.moment(value)
+    if found is None:
+        raise codec.Damaged("it has no time")
+    return found
+
+
+_BY_TYPE: dict[str, Callable[[Any], object]] = {
+    "int": codec.whole,
+    "int | None": codec.whole_or_none,
+    "float": _time,  # the only number that every row has
+    "float | None": codec.real,
+    "bool": lambda value: bool(codec.whole(value)),
+    "str": codec.text,
+    "Role": records.Role,
+}
+_BY_FIELD: dict[tuple[type, str], Callable[[Any], object]] = {
+    (records.StepRecord, "ended_at"): codec.moment,
+    (records.Event, "step"): lambda value: codec.whole(value, -1),  # before the first step
+}
+_NAMES = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _TABLES}
+_CHECKS = {  # what reads each field of a record from its column
+    kind: tuple(
+        _BY_FIELD.get((kind, field.name)) or _BY_TYPE[str(field.type)]
+        for field in dataclasses.fields(kind)
+    )
+    for kind in _TABLES
+}
+
+
+def _columns(kind: type[Any]) -> tuple[str, ...]:
+    return tuple("module" if name == "index" else name for name in _NAMES[kind])
+
+
 def run_info(row: Row) -> records.RunInfo:
     """A row of :data:`RUN`. A run that its process left behind is *lost*; one whose row is damaged
     is *failed* and says so, so that it can be deleted and hides no other."""
@@ -66,7 +101,12 @@ def run_info(row: Row) -> records.RunInfo:
 def _run_info(row: Row) -> records.RunInfo:
     (id_, spec, state, created, started, ended, heartbeat, pid, pid_started, machine) = row[:10]
     message, traceback, steps_done = row[10:]
-    shown = _state(state)
+    try:
+        shown = records.State(state)
+    except ValueError as error:
+        raise StoreError(
+            f"A stored run has the unknown state {state!r}; delete this run."
+        ) from error
     message, steps_done = recorded_text(codec.text(message)), codec.whole(steps_done)
     if not codec.is_run_id(id_):
         raise codec.Damaged("its id is not 12 hexadecimal digits")
@@ -167,56 +207,56 @@ def _checked(what: str, read: Callable[[], T]) -> T:
         raise StoreError(f"A stored {what} is damaged ({error}).") from error
 
 
-def _time(value: object) -> float:
-    found = codec.moment(value)
-    if found is None:
-        raise codec.Damaged("it has no time")
-    return found
+Insert = tuple[str, tuple[object, ...]]  # statement, values
 
 
-_BY_TYPE: dict[str, Callable[[Any], object]] = {
-    "int": codec.whole,
-    "int | None": codec.whole_or_none,
-    "float": _time,  # the only number that every row has
-    "float | None": codec.real,
-    "bool": lambda value: bool(codec.whole(value)),
-    "str": codec.text,
-    "Role": records.Role,
-}
-_BY_FIELD: dict[tuple[type, str], Callable[[Any], object]] = {
-    (records.StepRecord, "ended_at"): codec.moment,
-    (records.Event, "step"): lambda value: codec.whole(value, -1),  # before the first step
-}
+def of_records(
+    table: str, run_id: str, given: Iterable[object], **more: object
+) -> Iterator[Insert]:
+    """One INSERT per record, whose fields are the columns of its table, with ``more`` columns in
+    front of the record's own."""
+    before, names = (run_id, *more.values()), tuple(more)
+    for record in given:
+        kind: Any = type(record)
+        columns, statement, fields = _of_kind(table, kind, names)
+        yield statement, tuple(map(codec.to_column, columns, before + fields(record)))
 
 
-_CHECKS = {  # what reads each field of a record from its column
-    kind: tuple(
-        _BY_FIELD.get((kind, field.name)) or _BY_TYPE[str(field.type)]
-        for field in dataclasses.fields(kind)
-    )
-    for kind in _TABLES
-}
-_NAMES = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _TABLES}
+def of_row(table: str, storable: Mapping[str, str] = {}, /, **columns: object) -> Insert:
+    """The statement for one row that is not a record. ``storable``: columns that are so already."""
+    statement = _statement(table, (*columns, *storable))
+    return statement, (*map(codec.to_column, columns, columns.values()), *storable.values())
 
 
-def _columns(kind: type[Any]) -> tuple[str, ...]:
-    return tuple("module" if name == "index" else name for name in _NAMES[kind])
+@cache
+def _of_kind(
+    table: str, kind: type[Any], more: tuple[str, ...]
+) -> tuple[tuple[str, ...], str, Callable[[object], Row]]:
+    """Columns, statement and values of one type of record: looked up once, used at every step."""
+    columns = ("run", *more, *_columns(kind))
+    statement = _statement(table, columns)
+    if kind is records.ModuleRecord:  # its path is a name, an event's is a file
+        columns = tuple("module path" if name == "path" else name for name in columns)
+    return columns, statement, attrgetter(*_NAMES[kind])
 
 
-def _state(text: str) -> records.State:
-    try:
-        return records.State(text)
-    except ValueError as error:
-        raise StoreError(
-            f"A stored run has the unknown state {text!r}; delete this run."
-        ) from error
+@cache
+def _statement(table: str, columns: tuple[str, ...]) -> str:
+    names = ",".join(f'"{name}"' for name in columns)  # "order" is a word of SQL
+    marks = ",".join("?" * len(columns))
+    return f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"
 
 
-# The row of one run: who writes it, in which state it is, its signs of life.
+def insert(connection: sqlite3.Connection, given: Iterable[Insert]) -> None:
+    """Carry the statements out in the order in which they come, one call for each stretch of equal
+    ones. They may come from an iterator: none is kept."""
+    for statement, alike in groupby(given, itemgetter(0)):
+        connection.executemany(statement, (row for _, row in alike))
 
 
 class RunRow:
-    """One run in one store. Thread-safe: a heartbeat thread may call :meth:`beat` at any time."""
+    """The row of one run: who writes it, in which state it is, its signs of life. Thread-safe: a
+    heartbeat thread may call :meth:`beat` at any time."""
 
     def __init__(
         self, path: Path, run_id: str, journal: str = "WAL", wait_ms: int = db.BUSY_TIMEOUT_MS
@@ -304,52 +344,3 @@ def rank_file(folder: Path, rank: int) -> Path:
     name = "host" if leaves_out("host") else socket.gethostname()
     host = re.sub(r"[^A-Za-z0-9.-]", "_", name) or "host"
     return folder / f"{host}-{os.getpid()}-rank{rank}.db"
-
-
-# INSERT statements for records: a record's fields are the columns of its table.
-
-
-Insert = tuple[str, tuple[object, ...]]  # statement, values
-
-
-def of_records(
-    table: str, run_id: str, given: Iterable[object], **more: object
-) -> Iterator[Insert]:
-    """One statement per record, with ``more`` columns in front of the record's own."""
-    before, names = (run_id, *more.values()), tuple(more)
-    for record in given:
-        kind: Any = type(record)
-        columns, statement, fields = _of_kind(table, kind, names)
-        yield statement, tuple(map(codec.to_column, columns, before + fields(record)))
-
-
-def of_row(table: str, storable: Mapping[str, str] = {}, /, **columns: object) -> Insert:
-    """The statement for one row that is not a record. ``storable``: columns that are so already."""
-    statement = _statement(table, (*columns, *storable))
-    return statement, (*map(codec.to_column, columns, columns.values()), *storable.values())
-
-
-def insert(connection: sqlite3.Connection, given: Iterable[Insert]) -> None:
-    """Carry the statements out in the order in which they come, one call for each stretch of equal
-    ones. They may come from an iterator: none is kept."""
-    for statement, alike in groupby(given, itemgetter(0)):
-        connection.executemany(statement, (row for _, row in alike))
-
-
-@cache
-def _of_kind(
-    table: str, kind: type[Any], more: tuple[str, ...]
-) -> tuple[tuple[str, ...], str, Callable[[object], Row]]:
-    """Columns, statement and values of one type of record: looked up once, used at every step."""
-    columns = ("run", *more, *_columns(kind))
-    statement = _statement(table, columns)
-    if kind is records.ModuleRecord:  # its path is a name, an event's is a file
-        columns = tuple("module path" if name == "path" else name for name in columns)
-    return columns, statement, attrgetter(*_NAMES[kind])
-
-
-@cache
-def _statement(table: str, columns: tuple[str, ...]) -> str:
-    names = ",".join(f'"{name}"' for name in columns)  # "order" is a word of SQL
-    marks = ",".join("?" * len(columns))
-    return f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"

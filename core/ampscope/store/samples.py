@@ -78,29 +78,6 @@ class SampleRows:
             self._connection.close()
 
 
-# Fewer rows of telemetry, none of them invented: some at regular distance, and all extremes.
-#
-# Used where readings of a long run are written, and where they are read for a chart.
-
-
-def thinned(rows: Sequence[Row], regular: int) -> list[Row]:
-    """Of rows of one device in the order of time: about ``regular`` at equal distance, those of
-    the smallest and the largest value of every quantity, and the first of everything that holds the
-    clocks down. 0 is all rows."""
-    if regular <= 0 or len(rows) <= regular:
-        return list(rows)
-    kept = set(range(0, len(rows), -(-len(rows) // regular)))
-    for quantity in QUANTITIES:
-        known = [n for n, row in enumerate(rows) if row[quantity] is not None]
-        if known:
-            values = [row[quantity] for row in rows]
-            kept.add(min(known, key=values.__getitem__))
-            kept.add(max(known, key=values.__getitem__))
-    reasons = [row[REASONS] for row in rows]
-    kept.update(reasons.index(held) for held in set(reasons))
-    return [rows[n] for n in sorted(kept)]
-
-
 def of_devices(rows: Sequence[Row], points: int) -> list[Row]:
     """Rows of all devices in the order of time, about ``points`` of each; 0 is all."""
     if points <= 0:
@@ -121,3 +98,22 @@ def overview(rows: Sequence[Row], points: int) -> list[Row]:
     parts = max(1, points // (2 * extremes))
     size = -(-len(rows) // parts)
     return [row for n in range(0, len(rows), size) for row in thinned(rows[n : n + size], extremes)]
+
+
+def thinned(rows: Sequence[Row], regular: int) -> list[Row]:
+    """Fewer rows of telemetry, none of them invented, where readings of a long run are written and
+    where they are read for a chart. Of rows of one device in the order of time: about ``regular``
+    at equal distance, those of the smallest and the largest value of every quantity, and the first
+    of everything that holds the clocks down. 0 is all rows."""
+    if regular <= 0 or len(rows) <= regular:
+        return list(rows)
+    kept = set(range(0, len(rows), -(-len(rows) // regular)))
+    for quantity in QUANTITIES:
+        known = [n for n, row in enumerate(rows) if row[quantity] is not None]
+        if known:
+            values = [row[quantity] for row in rows]
+            kept.add(min(known, key=values.__getitem__))
+            kept.add(max(known, key=values.__getitem__))
+    reasons = [row[REASONS] for row in rows]
+    kept.update(reasons.index(held) for held in set(reasons))
+    return [rows[n] for n in sorted(kept)]

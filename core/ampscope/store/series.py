@@ -104,18 +104,13 @@ def shadow_columns(reader: Reader, run_id: str, role: Role) -> Raw:
     return np.array(rows, np.int64).reshape(len(rows), 7)
 
 
-# The newest rows of the runs that are going on: what a monitor asks every few seconds.
-#
-# Reads a handful of rows a run however long it is. Totals would need all of them, so they are
-# carried on: :func:`advanced` counts only the steps that came since the totals it is given.
-
-
 _LARGEST = 1.7976931348623157e308  # above it: infinity, and the text 'nan', which sorts after all
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the steps up to ``step``; ``nonfinite`` ones had a loss or a gradient with NaN or Inf."""
+    """What a monitor asks every few seconds, of the steps up to ``step``; ``nonfinite`` ones had a
+    loss or a gradient with NaN or Inf."""
 
     step: int = -1
     steps: int = 0
@@ -141,7 +136,8 @@ def last_step(reader: Reader, run_id: str) -> StepRecord | None:
 
 
 def advanced(reader: Reader, run_id: str, before: Totals) -> Totals:
-    """``before`` and the steps since."""
+    """``before`` and the steps since: however long a run is, only those that came since are
+    counted."""
     sql = "SELECT max(step), count(*), sum(skipped) FROM step WHERE run=? AND step>?"
     step, steps, skipped = reader._all(sql, run_id, before.step)[0]
     if step is None:

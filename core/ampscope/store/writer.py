@@ -18,7 +18,7 @@ from ampscope.masks import hide_environment
 from ampscope.observations import Observation
 from ampscope.store import codec, db, frames, pyramid, rows
 from ampscope.store.codec import encode_observation
-from ampscope.store.frames import FrameThinning
+from ampscope.store.frame_thinning import FrameThinning
 from ampscope.store.rows import RunRow, new_run_id, rank_file
 
 __all__ = [

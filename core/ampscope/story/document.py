@@ -3,7 +3,7 @@
 Every text in a block is plain text, no matter where it comes from; the writer of each form escapes
 all of it.
 
-Also here: texts from runs made harmless (:func:`visible`).
+Texts from runs are made harmless by :func:`visible`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,31 @@ from ampscope.control import Control
 from ampscope.number_words import value
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report."""
+
+    parts: tuple[Part, ...]
+    made: str  # by which ampscope, and when
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a report says of one run, diagnosis or measurement; ``title`` is its verdict."""
+
+    title: str
+    subject: str  # which run this is
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,31 +220,6 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A heading and what stands under it."""
-
-    title: str
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a report says of one run, diagnosis or measurement; ``title`` is its verdict."""
-
-    title: str
-    subject: str  # which run this is
-    sections: tuple[Section, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A whole report."""
-
-    parts: tuple[Part, ...]
-    made: str  # by which ampscope, and when
-
-
 Block: TypeAlias = (
     Paragraph
     | Code
@@ -233,15 +233,6 @@ Block: TypeAlias = (
     | Links
     | Fold
 )
-
-
-# Texts from runs as plain text that cannot mislead: what is invisible or turns the line round is
-# spelled out, and what is far too long is cut in the middle.
-#
-#     visible("a\x1b[31mb")   ->  'a\\x1b[31mb'
-#     visible("\u202egpj.x")  ->  '\\u202egpj.x'
-
-
 TEXT_LENGTH = 4_000  # of a paragraph; a reason of the rules has at most about 1,000
 NAME_LENGTH = 300  # in tables and charts; module paths of real models have about 100
 CODE_LENGTH = 40_000  # a traceback; Python's own end after 1,000 frames
@@ -252,21 +243,18 @@ _SPELLED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Cn"}
 
 
 def visible(text: str, length: int = TEXT_LENGTH) -> str:
-    """``text`` with every such character spelled as Python would, cut to about ``length``."""
+    """Text from a run as plain text that cannot mislead: what is invisible or turns the line round
+    is spelled as Python would, and what is longer than about ``length`` is cut in the middle.
+
+        visible("a\\x1b[31mb")   ->  'a\\\\x1b[31mb'
+        visible("\\u202egpj.x")  ->  '\\\\u202egpj.x'
+    """
     return "".join(map(_spelled, shortened(text, length)))
 
 
 def line(text: str, length: int = NAME_LENGTH) -> str:
     """``text`` in one line, spelled as by :func:`visible`, cut to about ``length`` characters."""
     return visible(" ".join(text.split()), length)
-
-
-def shortened(text: str, length: int) -> str:
-    """Cut in the middle, saying how much is left out."""
-    if len(text) <= length:
-        return text
-    left, right = length * 2 // 3, length // 3
-    return f"{text[:left]} … {len(text) - left - right:,} characters … {text[-right:]}"
 
 
 def _spelled(char: str) -> str:
@@ -276,3 +264,11 @@ def _spelled(char: str) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def shortened(text: str, length: int) -> str:
+    """Cut in the middle, saying how much is left out."""
+    if len(text) <= length:
+        return text
+    left, right = length * 2 // 3, length // 3
+    return f"{text[:left]} … {len(text) - left - right:,} characters … {text[-right:]}"

@@ -53,27 +53,6 @@ def origin_sections(runs: Sequence[RunInfo], head: RunInfo) -> list[doc.Section]
     ]
 
 
-def subject(run: RunInfo) -> str:
-    """Which run a part is about."""
-    spec = run.spec
-    name = spec.label or file_name(spec.workload)
-    kinds = {"script": "script", "watch": "watched training", "probe": "probe"}
-    facts = [name, kinds.get(spec.kind, f"measurement ({spec.kind})"), str(run.state)]
-    if spec.kind == "probe":
-        facts.append(f"{file_name(spec.workload)} {spec.size} {spec.mode}, seed {spec.seed}")
-    if spec.world > 1:
-        facts.append(f"rank {spec.rank} of {spec.world}")
-    if run.machine is not None and run.machine.policy == "rehearsal":
-        facts.append(rules(run))
-    facts += [plural(run.steps_done, "step" if spec.is_training else "result"), moment(run.created)]
-    return " · ".join(facts)
-
-
-def moment(seconds: float) -> str:
-    """A time that reads the same everywhere."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
 def _machine(run: RunInfo) -> tuple[doc.Block, ...]:
     machine = run.machine
     if machine is None:
@@ -115,6 +94,11 @@ def _took(run: RunInfo) -> str:
     return duration(max(0.0, run.ended - run.started))
 
 
+def moment(seconds: float) -> str:
+    """A time that reads the same everywhere."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
 def _again(runs: Sequence[RunInfo], head: RunInfo) -> tuple[doc.Block, ...]:
     together = " --together" if len(runs) > 1 else ""
     return (
@@ -131,35 +115,20 @@ def _again(runs: Sequence[RunInfo], head: RunInfo) -> tuple[doc.Block, ...]:
     )
 
 
-# How curves look: an axis that holds them, a colour that is a dtype's where a dtype is meant, and
-# a dash that tells curves of one colour apart.
-
-
-LOG_FROM = 100.0  # two decades between the smallest and the largest value
-DASHES = ("", "9 6", "2 4", "9 4 2 4")  # SVG's stroke-dasharray
-Look = tuple[str, str]  # colour, dash
-
-
-def base(values: Sequence[float]) -> int:
-    """Of the axis: 10 for positive values that are far apart, else 0, a linear one."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    return 10 if low > 0 and high / low >= LOG_FROM else 0
-
-
-def looks(names: Sequence[str]) -> list[Look]:
-    """One for each name. A name that begins with a dtype ("fp16-noscaler", "bf16 with fp32 master
-    weights") has that dtype's colour, every other the colour that means no dtype."""
-    drawn: Counter[str] = Counter()
-    found = []
-    for name in names:
-        first = re.split(r"\W", name, maxsplit=1)[0]
-        colour = dtype_color(first) if first in DTYPES else MEASURE
-        found.append((colour, DASHES[drawn[colour] % len(DASHES)]))
-        drawn[colour] += 1
-    return found
-
-
-# What a report does not show, and why: "not recorded" is not "did not happen".
+def subject(run: RunInfo) -> str:
+    """Which run a part is about."""
+    spec = run.spec
+    name = spec.label or file_name(spec.workload)
+    kinds = {"script": "script", "watch": "watched training", "probe": "probe"}
+    facts = [name, kinds.get(spec.kind, f"measurement ({spec.kind})"), str(run.state)]
+    if spec.kind == "probe":
+        facts.append(f"{file_name(spec.workload)} {spec.size} {spec.mode}, seed {spec.seed}")
+    if spec.world > 1:
+        facts.append(f"rank {spec.rank} of {spec.world}")
+    if run.machine is not None and run.machine.policy == "rehearsal":
+        facts.append(rules(run))
+    facts += [plural(run.steps_done, "step" if spec.is_training else "result"), moment(run.created)]
+    return " · ".join(facts)
 
 
 FEW_STEPS = 20
@@ -167,29 +136,19 @@ NOTHING = "Nothing that this kind of run records is missing."
 
 
 def of_diagnosis(reader: Reader, report: DiagnosisResult, head: RunInfo) -> tuple[doc.Block, ...]:
-    """Of a script and its controls."""
+    """What the report of a script and its controls does not show, and why: "not recorded" is not
+    "did not happen"."""
     found = [*_of_controls(report), *_of_run(reader, head)]
     unsure = [r for r, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
     if unsure:
-        found.append(
-            (
-                f"{plural(len(unsure), 'rule')} could not decide",
-                "The table of every rule says why.",
-            )
-        )
+        undecided = f"{plural(len(unsure), 'rule')} could not decide"
+        found.append((undecided, "The table of every rule says why."))
     return listed(found)
 
 
 def of_run(reader: Reader, run: RunInfo) -> tuple[doc.Block, ...]:
-    """Of one recorded training."""
+    """Of one recorded training, as :func:`of_diagnosis`."""
     return listed(list(_of_run(reader, run)))
-
-
-def listed(found: list[tuple[str, str]], otherwise: str = NOTHING) -> tuple[doc.Block, ...]:
-    """As a table of what and why."""
-    if not found:
-        return (doc.Paragraph(otherwise),)
-    return (doc.Table(("Missing", "Why"), tuple(found)),)
 
 
 def _of_controls(report: DiagnosisResult) -> Iterator[tuple[str, str]]:
@@ -215,12 +174,6 @@ def _of_controls(report: DiagnosisResult) -> Iterator[tuple[str, str]]:
         yield "A proof of the fix", why
 
 
-def _ops(reader: Reader, run: RunInfo) -> list[OpRecord]:
-    """Of the run's first traced steps; later ones repeat them."""
-    sets = {step.op_set for step in reader.steps(run.id)[:FEW_STEPS] if step.op_set is not None}
-    return [op for number in sets for op in reader.ops(run.id, number)]
-
-
 def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.state is not State.FINISHED:
         yield "The rest of the run", f"It is {run.state}. {run.message}".strip()
@@ -237,26 +190,33 @@ def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     if not roles:
         yield "Exponent histograms", why_no_histograms(run)
     if run.spec.kind == "probe" and last_shadow_step(reader, run.id) is None:
-        yield (
-            "The fp32 shadow",
-            "Not recorded: lost values cannot be distinguished from zeros.",
-        )
+        yield "The fp32 shadow", "Not recorded: lost values cannot be distinguished from zeros."
     if not reader.samples(run.id, 2):
         yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
 
 
-# Exponent histograms of the modules that matter, against the zones of a half format.
-#
-# They are shown as they were recorded: gradients still multiplied by the loss scale, which is what
-# the format had to hold. The module of the verdict comes first, then those in most trouble.
+def _ops(reader: Reader, run: RunInfo) -> list[OpRecord]:
+    """Of the run's first traced steps; later ones repeat them."""
+    sets = {step.op_set for step in reader.steps(run.id)[:FEW_STEPS] if step.op_set is not None}
+    return [op for number in sets for op in reader.ops(run.id, number)]
+
+
+def listed(found: list[tuple[str, str]], otherwise: str = NOTHING) -> tuple[doc.Block, ...]:
+    """As a table of what and why."""
+    if not found:
+        return (doc.Paragraph(otherwise),)
+    return (doc.Table(("Missing", "Why"), tuple(found)),)
 
 
 OPEN, DRAWN = 2, 6  # histograms of each role that stand open, and those with the folded ones
 TABLE_ROWS = 12
 ROLES = (Role.GRAD_OUTPUT, Role.ACTIVATION)  # in the dtype in which they really flow
-ROLE_NAMES = {
+ROLE_NAMES = {  # in the order in which they are offered
     Role.GRAD_OUTPUT: "output gradients",
+    Role.WEIGHT_GRAD: "weight gradients",
     Role.ACTIVATION: "activations",
+    Role.WEIGHT: "weights",
+    Role.UPDATE: "weight updates",
 }
 Names = dict[int, str]
 
@@ -264,7 +224,12 @@ Names = dict[int, str]
 def histogram_sections(
     reader: Reader, run: RunInfo, module: str | None, step: int | None
 ) -> list[doc.Section]:
-    """None where no histogram was recorded."""
+    """Those of the modules that matter against the zones of a half format; none where no histogram
+    was recorded.
+
+    They are shown as they were recorded: gradients still multiplied by the loss scale, which is
+    what the format had to hold. The module of the verdict comes first, then those in most trouble.
+    """
     names = {m.index: m.path or m.type for m in reader.modules(run.id)}
     wanted = next((m.index for m in reader.modules(run.id) if m.path == module), None)
     fmt = format_of(reader, run)
@@ -281,6 +246,28 @@ def histogram_sections(
         f"{fmt.max:,.6g}. Nothing is sampled or left out."
     )
     return [doc.Section("Exponent histograms", (doc.Paragraph(see), *blocks))]
+
+
+def format_of(reader: Reader, run: RunInfo) -> NumberFormat:
+    """bf16 where the run computed in it and not in fp16, else fp16."""
+    if run.spec.kind == "probe":
+        return FORMATS["bf16" if "bf16" in run.spec.precision else "fp16"]
+    seen: set[str] = set()
+    for role in ROLES:
+        frame = _frame(reader, run, role, None)
+        seen |= set(frame.dtypes) if frame is not None else set()
+    return FORMATS["bf16" if "bf16" in seen and "fp16" not in seen else "fp16"]
+
+
+def _frame(reader: Reader, run: RunInfo, role: Role, step: int | None) -> Frame | None:
+    """At the step, or at the last one that was recorded before it; else the first, or the last."""
+    spans = reader.frame_spans(run.id, role)
+    if not spans:
+        return None
+    if step is None:
+        return reader.frame(run.id, role, spans[-1][0])
+    before = [first for first, _ in spans if first <= step]
+    return reader.frame(run.id, role, before[-1] if before else spans[0][0])
 
 
 def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) -> list[doc.Block]:
@@ -325,23 +312,26 @@ def _name(names: Names, module: int) -> str:
     return doc.line(names.get(module) or f"module {module}")
 
 
-def _frame(reader: Reader, run: RunInfo, role: Role, step: int | None) -> Frame | None:
-    """At the step, or at the last one that was recorded before it; else the first, or the last."""
-    spans = reader.frame_spans(run.id, role)
-    if not spans:
-        return None
-    if step is None:
-        return reader.frame(run.id, role, spans[-1][0])
-    before = [first for first, _ in spans if first <= step]
-    return reader.frame(run.id, role, before[-1] if before else spans[0][0])
+LOG_FROM = 100.0  # two decades between the smallest and the largest value
+DASHES = ("", "9 6", "2 4", "9 4 2 4")  # SVG's stroke-dasharray
+Look = tuple[str, str]  # colour, dash
 
 
-def format_of(reader: Reader, run: RunInfo) -> NumberFormat:
-    """bf16 where the run computed in it and not in fp16, else fp16."""
-    if run.spec.kind == "probe":
-        return FORMATS["bf16" if "bf16" in run.spec.precision else "fp16"]
-    seen: set[str] = set()
-    for role in ROLES:
-        frame = _frame(reader, run, role, None)
-        seen |= set(frame.dtypes) if frame is not None else set()
-    return FORMATS["bf16" if "bf16" in seen and "fp16" not in seen else "fp16"]
+def base(values: Sequence[float]) -> int:
+    """Of the axis: 10 for positive values that are far apart, else 0, a linear one."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return 10 if low > 0 and high / low >= LOG_FROM else 0
+
+
+def looks(names: Sequence[str]) -> list[Look]:
+    """One for each name: a colour that is a dtype's where a dtype is meant, and a dash that tells
+    curves of one colour apart. A name that begins with a dtype ("fp16-noscaler", "bf16 with fp32
+    master weights") has that dtype's colour, every other the colour that means no dtype."""
+    drawn: Counter[str] = Counter()
+    found = []
+    for name in names:
+        first = re.split(r"\W", name, maxsplit=1)[0]
+        colour = dtype_color(first) if first in DTYPES else MEASURE
+        found.append((colour, DASHES[drawn[colour] % len(DASHES)]))
+        drawn[colour] += 1
+    return found

@@ -160,11 +160,9 @@ def _dtypes(reader: Reader, run: RunInfo, role: Role) -> dict[int, str]:
     return {module: "+".join(dtypes) for module, dtypes in found.items()}
 
 
-# The loss scale over the steps of a run, with the steps that GradScaler left out.
-
-
 def scale_sections(reader: Reader, run: RunInfo, points: int) -> list[doc.Section]:
-    """None where no step was recorded."""
+    """The loss scale over the steps of a run, with the steps that GradScaler left out; none where
+    no step was recorded."""
     steps = reader.overview(run.id, points)
     if not steps:
         return []

@@ -114,12 +114,9 @@ def _what_is_bad(training: Training) -> str:
     return f"{text}; the capsule of {which} shows where it came from"
 
 
-# What the loss scaler did over a run, in one sentence: the skips, and where the scale stands.
-
-
 def scale_answer(summary: ScaleSummary, totals: StepTotals, loss: FiniteParts) -> str:
-    """On the whole run: the skips, what they are, and where the scale stands.
-    ``loss`` is of the shown steps."""
+    """What the loss scaler did over the whole run: the skips, what they are, and where the scale
+    stands. ``loss`` is of the shown steps."""
     hopeless = (
         summary.pattern is Pattern.SEARCH and summary.good_since == 0 and totals.nonfinite_losses
     )

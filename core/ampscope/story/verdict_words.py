@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from ampscope import extensions
-from ampscope.analysis.precision_use import PrecisionUse, Reason
+from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
@@ -59,6 +59,22 @@ def verdict(report: DiagnosisResult, baseline: RunView) -> str:
     return f"{'This run used no half precision. ' if none else ''}{no_fault(report)}"
 
 
+def heading(finding: Finding, rank: str = "Root cause") -> str:
+    """What a finding is called on every surface. ``rank`` is "Also found" behind the first, and
+    "Latent" for a loss of numbers that has done no harm so far."""
+    return f"{rank}: {CAUSES[finding.cause].titled}"
+
+
+def _where(finding: Finding) -> str:
+    found = finding.verdict
+    place = f", in {found.module}" if found.module else f", at {found.line}" if found.line else ""
+    return place + (f", first at step {found.step}" if found.step is not None else "")
+
+
+def _undetermined(report: DiagnosisResult) -> str:
+    return f"Undetermined: {'; '.join(report.diagnosis.symptoms)}."
+
+
 def no_fault(report: DiagnosisResult) -> str:
     """The verdict where no fault was found: of which precision and of how many steps it is."""
     use = report.precision
@@ -93,22 +109,21 @@ def _raised_alone(report: DiagnosisResult) -> bool:
     return {*seen} == {Symptom.EXCEPTION} and Symptom.EXCEPTION not in report.diagnosis.symptoms
 
 
-def heading(finding: Finding, rank: str = "Root cause") -> str:
-    """What a finding is called on every surface. ``rank`` is "Also found" behind the first, and
-    "Latent" for a loss of numbers that has done no harm so far."""
-    return f"{rank}: {CAUSES[finding.cause].titled}"
+def could_not_run(report: DiagnosisResult, baseline: RunView) -> str:
+    """Why there is nothing to judge, or an empty text."""
+    if "as_is" not in report.runs:
+        run = Control(baseline.control).words
+        return f"only a run {run} was recorded, and no baseline run."
+    return report.could_not_run
 
 
-def in_fp32(report: DiagnosisResult) -> str:
-    """A key figure's word for the fp32 control."""
-    fp32 = report.control_symptoms.get("fp32")
-    if fp32 is None:
-        return "not run"
-    if OUT_OF_MEMORY in fp32:
-        return "out of memory"
-    if _raised_alone(report):
-        return "raised"
-    return "fails too" if fp32 else "healthy"
+_FIX_STATES = {
+    "verified": "A run with the fix did not show the symptom, and its loss follows fp32's",
+    "none worked": "Each run with a fix still showed the symptom, or the cause",
+    "not measurable": "The pattern is removed; the script showed no symptom to compare",
+    "inconclusive": "The pattern is removed; too few steps were run to tell whether the loss falls",
+    "not tried": "No run with a fix has been made",
+}
 
 
 def key_figures(report: DiagnosisResult) -> list[Figure]:
@@ -131,18 +146,88 @@ def key_figures(report: DiagnosisResult) -> list[Figure]:
     ]
 
 
-_FIX_STATES = {
-    "verified": "A run with the fix did not show the symptom, and its loss follows fp32's",
-    "none worked": "Each run with a fix still showed the symptom, or the cause",
-    "not measurable": "The pattern is removed; the script showed no symptom to compare",
-    "inconclusive": "The pattern is removed; too few steps were run to tell whether the loss falls",
-    "not tried": "No run with a fix has been made",
-}
+def in_fp32(report: DiagnosisResult) -> str:
+    """A key figure's word for the fp32 control."""
+    fp32 = report.control_symptoms.get("fp32")
+    if fp32 is None:
+        return "not run"
+    if OUT_OF_MEMORY in fp32:
+        return "out of memory"
+    if _raised_alone(report):
+        return "raised"
+    return "fails too" if fp32 else "healthy"
 
 
 def headline(report: DiagnosisResult) -> str:
     """What ran in which precision, and how much was judged; "" where nothing was."""
     return "" if report.precision is None else precision_headline(report.precision)
+
+
+MAX_REASONS = 3
+_FLOPS = "FLOPs (matmuls and convolutions, forward and backward)"
+_REASONS = {
+    "cuda_missing": "{what} on CUDA{at} is off, because this machine has no CUDA device",
+    "trainer_fp16": (
+        "the trainer was asked for {what}, which Accelerate leaves out on a CPU without an error"
+    ),
+    "autocast_off": "autocast{at} is disabled",
+    "autocast_idle": "no op ran in half precision under autocast{at}",
+    "scaler_off": "the GradScaler{at} is disabled",
+    "cuda_asked": "torch.cuda.{what}(){at} finds no device on this machine",
+    "nullcontext": "nullcontext is entered{at}",
+}
+
+
+def precision_headline(use: PrecisionUse) -> str:
+    """Which precision ran, and how many steps were judged; "" where no step was made."""
+    if not use.steps:
+        return ""
+    judged = f"{plural(use.steps, 'optimizer step')} {'was' if use.steps == 1 else 'were'} judged"
+    if not use.is_recorded:
+        return f"{judged}; in which precision each op ran was not recorded."
+    if use.no_half:
+        return f"This run used no half precision: {why_none(use)}. {judged}, in fp32."
+    shares = _shares(use)
+    return f"{shares[:1].upper()}{shares[1:]}; {judged}."
+
+
+def _shares(use: PrecisionUse) -> str:
+    half = plural(use.half_ops, "other op")
+    if use.half_share is None:
+        return f"No matmul and no convolution ran; {half} computed in half precision"
+    (first, most), *rest = use.flops
+    if not rest:
+        text = f"All {_FLOPS} ran in {first}"
+    else:
+        text = f"{percent(most / use.total)} of the {_FLOPS} ran in {first}"
+        text += "".join(f", {percent(flops / use.total)} in {dtype}" for dtype, flops in rest)
+    return text if use.half_share else f"{text}; {half} computed in half precision"
+
+
+def why_none(use: PrecisionUse) -> str:
+    """Why nothing ran in half precision, without a full stop."""
+    if not use.reasons:
+        return "it opens no autocast region and has no half-precision weights or inputs"
+    shown = ((r.kind, r.what, f" at {r.line}" if r.line else "") for r in use.reasons[:MAX_REASONS])
+    return "; ".join(_REASONS[kind].format(what=what, at=at) for kind, what, at in shown)
+
+
+def precision_no_fault(use: PrecisionUse) -> str:
+    """The verdict where no fault was found: what was compared, and what was not."""
+    if use.no_half:
+        return "No fault found in fp32; what AMP does to this training was not judged."
+    if use.too_few:
+        return (
+            f"No fault found in {plural(use.steps, 'optimizer step')}. That is too few to "
+            "compare the training with its fp32 control."
+        )
+    return f"No fault found: the script trains as its fp32 control does{use.apart}."
+
+
+def rehearsal_helps(use: PrecisionUse) -> bool:
+    """Whether ``--policy cuda`` would bring in the half precision that CUDA's absence kept out."""
+    missed = use.no_half and any(r.kind == "cuda_missing" for r in use.reasons)
+    return missed and bool(extensions.simulated_device())
 
 
 def paragraph(report: DiagnosisResult, baseline: RunView) -> str:
@@ -157,6 +242,43 @@ def paragraph(report: DiagnosisResult, baseline: RunView) -> str:
     if "fp32" not in report.control_symptoms:
         return "Without it, it is unknown whether the script learns as well as in fp32."
     return _harmless(report, baseline)
+
+
+def missing(report: DiagnosisResult) -> str:
+    """What follows the reason of an undetermined verdict: that fp32 fails too, and what the rules
+    say that they would have needed."""
+    fp32 = report.control_symptoms.get("fp32", ())
+    too = "" if OUT_OF_MEMORY in fp32 or _raised_alone(report) else " fails too"
+    control = f" The fp32 control{too}: {fix_words.symptoms_seen(report, 'fp32')}." if fp32 else ""
+    open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
+    needed = f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
+    return control + needed
+
+
+def other_notes(report: DiagnosisResult, said: str) -> str:
+    """The notes that the paragraph ``said`` has not shown."""
+    return " ".join(note for note in report.notes if note != said)
+
+
+def _harmless(report: DiagnosisResult, baseline: RunView) -> str:
+    """Things that look like faults and are none."""
+    skips = len(baseline.skips)
+    if not skips:
+        return "No optimizer step was skipped."
+    total = plural(len(baseline.steps), "optimizer step")
+    if baseline.leading_skips == skips:
+        if note := _search_note(report):
+            return note
+        return (
+            f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
+            "That is how it works, and no fault."
+        )
+    return f"GradScaler left out {skips} of {total}, no more than its search for a scale explains."
+
+
+def _search_note(report: DiagnosisResult) -> str:
+    """The note on the steps that a search for the loss scale has cost; "" without one."""
+    return next((note for note in report.notes if note.startswith(SEARCH_NOTE)), "")
 
 
 def next_step(report: DiagnosisResult, baseline: RunView) -> str:
@@ -198,6 +320,23 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
         advice = fix_words.sentence(diagnosis.findings[0], removed)
         return f"{advice} {fix_words.seen(report)}"
     return f"{advice} No run with a fix removed the symptom." if report.trials else advice
+
+
+def _is_kept_apart(report: DiagnosisResult) -> bool:
+    """Nothing is known but that a file could not be moved in the runs' view of the files."""
+    return KEPT_APART in report.notes and not report.diagnosis.findings
+
+
+def _towards_half(use: PrecisionUse) -> str:
+    """How the next diagnosis judges AMP."""
+    kinds = {reason.kind for reason in use.reasons}
+    if "trainer_fp16" in kinds:
+        return "Run it on a GPU, or ask the trainer for bf16, which it has on a CPU too."
+    if rehearsal_helps(use):
+        return "Run it on a GPU, or rehearse CUDA's rules on this CPU:"
+    if "cuda_asked" in kinds:
+        return "Run it on a GPU, or let it use torch.autocast('cpu') here; then diagnose it again:"
+    return "Switch AMP on, then diagnose the script again:"
 
 
 def when_undetermined(report: DiagnosisResult) -> str:
@@ -258,90 +397,16 @@ def options(report: DiagnosisResult, baseline: RunView) -> str:
     return " --steps 1000"
 
 
-def _is_kept_apart(report: DiagnosisResult) -> bool:
-    """Nothing is known but that a file could not be moved in the runs' view of the files."""
-    return KEPT_APART in report.notes and not report.diagnosis.findings
-
-
-def _towards_half(use: PrecisionUse) -> str:
-    """How the next diagnosis judges AMP."""
-    kinds = {reason.kind for reason in use.reasons}
-    if "trainer_fp16" in kinds:
-        return "Run it on a GPU, or ask the trainer for bf16, which it has on a CPU too."
-    if rehearsal_helps(use):
-        return "Run it on a GPU, or rehearse CUDA's rules on this CPU:"
-    if "cuda_asked" in kinds:
-        return "Run it on a GPU, or let it use torch.autocast('cpu') here; then diagnose it again:"
-    return "Switch AMP on, then diagnose the script again:"
-
-
-def could_not_run(report: DiagnosisResult, baseline: RunView) -> str:
-    """Why there is nothing to judge, or an empty text."""
-    if "as_is" not in report.runs:
-        run = Control(baseline.control).words
-        return f"only a run {run} was recorded, and no baseline run."
-    return report.could_not_run
-
-
-def _undetermined(report: DiagnosisResult) -> str:
-    return f"Undetermined: {'; '.join(report.diagnosis.symptoms)}."
-
-
-def missing(report: DiagnosisResult) -> str:
-    """What follows the reason of an undetermined verdict: that fp32 fails too, and what the rules
-    say that they would have needed."""
-    fp32 = report.control_symptoms.get("fp32", ())
-    too = "" if OUT_OF_MEMORY in fp32 or _raised_alone(report) else " fails too"
-    control = f" The fp32 control{too}: {fix_words.symptoms_seen(report, 'fp32')}." if fp32 else ""
-    open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
-    needed = f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
-    return control + needed
-
-
-def other_notes(report: DiagnosisResult, said: str) -> str:
-    """The notes that the paragraph ``said`` has not shown."""
-    return " ".join(note for note in report.notes if note != said)
-
-
-def _search_note(report: DiagnosisResult) -> str:
-    """The note on the steps that a search for the loss scale has cost; "" without one."""
-    return next((note for note in report.notes if note.startswith(SEARCH_NOTE)), "")
-
-
-def _harmless(report: DiagnosisResult, baseline: RunView) -> str:
-    """Things that look like faults and are none."""
-    skips = len(baseline.skips)
-    if not skips:
-        return "No optimizer step was skipped."
-    total = plural(len(baseline.steps), "optimizer step")
-    if baseline.leading_skips == skips:
-        if note := _search_note(report):
-            return note
-        return (
-            f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
-            "That is how it works, and no fault."
-        )
-    return f"GradScaler left out {skips} of {total}, no more than its search for a scale explains."
-
-
-def _where(finding: Finding) -> str:
-    found = finding.verdict
-    place = f", in {found.module}" if found.module else f", at {found.line}" if found.line else ""
-    return place + (f", first at step {found.step}" if found.step is not None else "")
-
-
-# The chain from the root cause to what a person sees: input, first bad op, loss, skipped step.
-#
-# Each link is read off the baseline run; a cause that is no op (a clip before unscale_) stands at
-# the head with its measurements in place of an op.
-
-
 MAX_INPUTS = 2
 MAX_SHAPE = 4
 
 
 def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> list[ChainLink]:
-    """From cause to symptom, in order."""
+    """From the root cause to what a person sees, in order: input, first bad op, loss, skipped step.
+
+    Each link is read off the baseline run; a cause that is no op (a clip before unscale_) stands at
+    the head with its measurements in place of an op.
+    """
     op = bad_op(finding, run)
     links = _op_links(op) if op is not None else [_cause_link(finding)]
     links += [
@@ -413,11 +478,16 @@ def _cause_link(finding: Finding) -> ChainLink:
 
 def _arrival(run: RunView, step: int | None) -> list[ChainLink]:
     """Where the trouble went from ``step`` on: loss, gradients, and the optimizer's step."""
-    bad = next((a for a in run.steps if a.step >= (step or 0) and _is_bad(a)), None)
+
+    def lost_loss(of: OptimizerStep) -> bool:
+        return of.loss is not None and not math.isfinite(of.loss)
+
+    later = (one for one in run.steps if one.step >= (step or 0))
+    bad = next((b for b in later if lost_loss(b) or b.grad_nonfinite or b.weight_nonfinite), None)
     if bad is None:
         return []
     links = []
-    if bad.loss is not None and not math.isfinite(bad.loss):
+    if lost_loss(bad):
         links.append(ChainLink("Loss", f"{value(bad.loss)} at step {bad.step}", True))
     if bad.grad_nonfinite:
         text = f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.step}"
@@ -430,85 +500,3 @@ def _arrival(run: RunView, step: int | None) -> list[ChainLink]:
         entries = plural(bad.weight_nonfinite, "entry", "entries")
         links.append(ChainLink("Weights", f"{entries} not finite after step {bad.step}", True))
     return links
-
-
-def _is_bad(step: OptimizerStep) -> bool:
-    loss = step.loss
-    is_lost = loss is not None and not math.isfinite(loss)
-    return bool(is_lost or step.grad_nonfinite or step.weight_nonfinite)
-
-
-# The first sentence of every verdict: what ran in which precision, and how much was judged.
-
-
-MAX_REASONS = 3
-_FLOPS = "FLOPs (matmuls and convolutions, forward and backward)"
-
-
-def precision_headline(use: PrecisionUse) -> str:
-    """Which precision ran, and how many steps were judged; "" where no step was made."""
-    if not use.steps:
-        return ""
-    judged = f"{plural(use.steps, 'optimizer step')} {'was' if use.steps == 1 else 'were'} judged"
-    if not use.is_recorded:
-        return f"{judged}; in which precision each op ran was not recorded."
-    if use.no_half:
-        return f"This run used no half precision: {why_none(use)}. {judged}, in fp32."
-    shares = _shares(use)
-    return f"{shares[:1].upper()}{shares[1:]}; {judged}."
-
-
-def precision_no_fault(use: PrecisionUse) -> str:
-    """The verdict where no fault was found: what was compared, and what was not."""
-    if use.no_half:
-        return "No fault found in fp32; what AMP does to this training was not judged."
-    if use.too_few:
-        return (
-            f"No fault found in {plural(use.steps, 'optimizer step')}. That is too few to "
-            "compare the training with its fp32 control."
-        )
-    return f"No fault found: the script trains as its fp32 control does{use.apart}."
-
-
-def why_none(use: PrecisionUse) -> str:
-    """Why nothing ran in half precision, without a full stop."""
-    if not use.reasons:
-        return "it opens no autocast region and has no half-precision weights or inputs"
-    return "; ".join(_reason(reason) for reason in use.reasons[:MAX_REASONS])
-
-
-def rehearsal_helps(use: PrecisionUse) -> bool:
-    """Whether ``--policy cuda`` would bring in the half precision that CUDA's absence kept out."""
-    missed = use.no_half and any(r.kind == "cuda_missing" for r in use.reasons)
-    return missed and bool(extensions.simulated_device())
-
-
-def _shares(use: PrecisionUse) -> str:
-    half = plural(use.half_ops, "other op")
-    if use.half_share is None:
-        return f"No matmul and no convolution ran; {half} computed in half precision"
-    (first, most), *rest = use.flops
-    if not rest:
-        text = f"All {_FLOPS} ran in {first}"
-    else:
-        text = f"{percent(most / use.total)} of the {_FLOPS} ran in {first}"
-        text += "".join(f", {percent(flops / use.total)} in {dtype}" for dtype, flops in rest)
-    return text if use.half_share else f"{text}; {half} computed in half precision"
-
-
-_REASONS = {
-    "cuda_missing": "{what} on CUDA{at} is off, because this machine has no CUDA device",
-    "trainer_fp16": (
-        "the trainer was asked for {what}, which Accelerate leaves out on a CPU without an error"
-    ),
-    "autocast_off": "autocast{at} is disabled",
-    "autocast_idle": "no op ran in half precision under autocast{at}",
-    "scaler_off": "the GradScaler{at} is disabled",
-    "cuda_asked": "torch.cuda.{what}(){at} finds no device on this machine",
-    "nullcontext": "nullcontext is entered{at}",
-}
-
-
-def _reason(reason: Reason) -> str:
-    at = f" at {reason.line}" if reason.line else ""
-    return _REASONS[reason.kind].format(what=reason.what, at=at)

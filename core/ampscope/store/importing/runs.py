@@ -22,7 +22,7 @@ from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.record_json import Refusal, quoted
-from ampscope.records import Curve, Frame, Histogram, Matmul, Result, RunInfo, RunSpec, State
+from ampscope.records import Curve, Frame, Histogram, Matmul, Result, RunSpec, State
 from ampscope.store import codec, db, frames, pyramid
 from ampscope.store import rows as store_rows
 from ampscope.store.codec import is_run_id
@@ -72,7 +72,10 @@ def checked(value: object) -> list[Contents]:
         for place, body in enumerate(rows(bodies)):
             try:
                 found.append(_run(body))
-                _check_new(found[-1].info.id, ids)
+                if (own := found[-1].info.id) in ids:
+                    why = "another run of the file has this id"
+                    raise Refusal("duplicate", why).inside("id").inside("run")
+                ids.add(own)
             except Refusal as refusal:
                 raise refusal.inside(place) from None
         if not found:
@@ -80,62 +83,6 @@ def checked(value: object) -> list[Contents]:
     except Refusal as refusal:
         raise refusal.inside("runs") from None
     return found
-
-
-class _FileReader(Reader):
-    """Reads a store that goes away with it."""
-
-    def __init__(self, store: Path, folder: TemporaryFolder) -> None:
-        super().__init__(store)
-        self._folder = folder
-
-    def close(self) -> None:
-        super().close()
-        self._folder.cleanup()
-
-
-def opened(source: Path | str) -> Reader:
-    """A reader of a store, or of an exported file, which is checked as for an import. Raises
-    BadInput and StoreError."""
-    path = Path(source)
-    return _imported_apart(path) if _is_other_file(path) else Reader(path)
-
-
-def _is_other_file(path: Path) -> bool:
-    """Whether it can be read and is no store."""
-    with contextlib.suppress(OSError):
-        if not path.is_file() or not path.stat().st_size:  # a pipe would wait, as would /proc/kmsg
-            return False
-        return not db.is_database(path)
-    return False
-
-
-def _imported_apart(path: Path) -> Reader:
-    """The file in a store of its own, which goes away with the reader. Raises BadInput."""
-    try:
-        folder = TemporaryFolder()
-    except OSError as error:
-        raise BadInput(f"No folder can be made to read {_plain(path)} in: {error}.") from error
-    try:
-        store = Path(folder.name) / "runs.db"
-        import_file(path, store)
-        return _FileReader(store, folder)
-    except BaseException:
-        folder.cleanup()
-        raise
-
-
-def _run(body: object) -> Contents:
-    run = tables.contents(body)
-    check_references(run)
-    check_histograms(run.histograms)
-    return run
-
-
-def _check_new(own: str, others: set[str]) -> None:
-    if own in others:
-        raise Refusal("duplicate", "another run of the file has this id").inside("id").inside("run")
-    others.add(own)
 
 
 def _check_schema(document: dict[str, object]) -> None:
@@ -148,16 +95,16 @@ def _check_schema(document: dict[str, object]) -> None:
         raise Refusal("schema", f"it has schema {shown}; this ampscope reads {SCHEMA}{again}")
 
 
-def _plain(path: Path) -> str:
-    """A file's name as text that can be stored and shown, whatever bytes it is made of."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path.name)
-
-
-# What rows of a file say of each other: what stands once, and what must be there.
+def _run(body: object) -> Contents:
+    run = tables.contents(body)
+    check_references(run)
+    check_histograms(run.histograms)
+    return run
 
 
 def check_references(run: Contents) -> None:
-    """Raises Refusal for the first row that does not fit the others."""
+    """What stands once, and what must be there: raises Refusal for the first row that does not fit
+    the others."""
     if not is_run_id(run.info.id):
         why = f"{quoted(run.info.id)} is not 12 hexadecimal digits"
         raise Refusal("value", why).inside("id").inside("run")
@@ -215,9 +162,6 @@ def _known(table: str, numbers: Iterable[int | None], name: str, known: set[int]
             raise Refusal("reference", why).inside(name).inside(place).inside(table)
 
 
-# Histograms of a file as frames: those of one role and step together.
-
-
 Histograms = list[tuple[HistogramRow, Counts]]
 
 
@@ -247,25 +191,6 @@ def check_histograms(histograms: Histograms) -> None:
             seen[key] = place
 
 
-def read_frames(histograms: Histograms) -> Iterator[Frame]:
-    """One at a time: unpacked, all of a large file would take several times the memory."""
-    for places in _together(histograms):
-        own = [histograms[place] for place in places]
-        rows = np.zeros((len(own), RAW_LEN), np.int64)
-        for number, (_, counts) in enumerate(own):
-            rows[number, counts[0]] = counts[1]
-        first = own[0][0]
-        yield Frame(
-            first.step,
-            first.role,
-            tuple(row.module for row, _ in own),
-            tuple(row.dtype for row, _ in own),
-            rows,
-            first.scale,
-            first.last_step,
-        )
-
-
 def _together(histograms: Histograms) -> list[list[int]]:
     """Places of the histograms of each frame."""
     found: dict[tuple[str, int], list[int]] = {}
@@ -274,15 +199,13 @@ def _together(histograms: Histograms) -> list[list[int]]:
     return list(found.values())
 
 
-# Checked runs into the store, in one transaction: all of them, or none.
-
-
 STILL_RUNNING = "It was still running when it was exported."
 
 
 def write(store: Path, runs: Sequence[Contents], origin: str) -> list[str]:
-    """Returns the ids in the store, in the same order. A run whose id is taken gets a new one, and
-    every group gets a new name: imported runs must not join a diagnosis that is there."""
+    """Write checked runs in one transaction, all of them or none. Returns the ids in the store, in
+    the same order. A run whose id is taken gets a new one, and every group gets a new name:
+    imported runs must not join a diagnosis that is there."""
     connection = db.open_for_writing(store)
     with contextlib.closing(connection), db.translated(store), db.transaction(connection):
         ids = {run.info.id: _free(connection, run.info.id) for run in runs}
@@ -295,7 +218,10 @@ def write(store: Path, runs: Sequence[Contents], origin: str) -> list[str]:
                 parent=ids.get(run.info.spec.parent, ""),  # never a run that is there already
                 imported=origin,
             )
-            _write_run(connection, ids[run.info.id], spec, run)
+            run_id = ids[run.info.id]
+            store_rows.insert(connection, [_row(run_id, spec, run)])
+            store_rows.insert(connection, _rows(run_id, run))
+            pyramid.update(connection, run_id, [step.step for step in run.steps])
     return [ids[run.info.id] for run in runs]
 
 
@@ -305,15 +231,11 @@ def _free(connection: sqlite3.Connection, wanted: str) -> str:
     return wanted
 
 
-def _write_run(connection: sqlite3.Connection, run_id: str, spec: RunSpec, run: Contents) -> None:
-    store_rows.insert(connection, [_row(run_id, spec, run)])
-    store_rows.insert(connection, _rows(run_id, run))
-    pyramid.update(connection, run_id, [step.step for step in run.steps])
-
-
 def _row(run_id: str, spec: RunSpec, run: Contents) -> store_rows.Insert:
     """No process writes it any more: it has no process, and a state that a run can end in."""
     info = run.info
+    still_running = STILL_RUNNING if info.state.is_active else ""
+    message = (info.message, still_running, f"Imported from {spec.imported}.")
     return store_rows.of_row(
         "run",
         {"traceback": codec.imported_traceback(info.traceback)},
@@ -325,14 +247,9 @@ def _row(run_id: str, spec: RunSpec, run: Contents) -> store_rows.Insert:
         ended=info.ended,
         heartbeat=info.heartbeat,
         machine=None if info.machine is None else codec.to_json(info.machine),
-        message=_message(info, spec.imported),
+        message=" ".join(filter(None, message)),
         steps_done=len(run.steps) + len(run.results),
     )
-
-
-def _message(info: RunInfo, origin: str) -> str:
-    parts = [info.message, STILL_RUNNING if info.state.is_active else ""]
-    return " ".join([*filter(None, parts), f"Imported from {origin}."])
 
 
 def _rows(run_id: str, run: Contents) -> Iterator[store_rows.Insert]:
@@ -357,3 +274,70 @@ def _rows(run_id: str, run: Contents) -> Iterator[store_rows.Insert]:
         yield store_rows.of_row(
             "frame", **key, scale=frame.scale, blob=blob, last_step=frame.last_step
         )
+
+
+def read_frames(histograms: Histograms) -> Iterator[Frame]:
+    """One at a time: unpacked, all of a large file would take several times the memory."""
+    for places in _together(histograms):
+        own = [histograms[place] for place in places]
+        rows = np.zeros((len(own), RAW_LEN), np.int64)
+        for number, (_, counts) in enumerate(own):
+            rows[number, counts[0]] = counts[1]
+        first = own[0][0]
+        yield Frame(
+            first.step,
+            first.role,
+            tuple(row.module for row, _ in own),
+            tuple(row.dtype for row, _ in own),
+            rows,
+            first.scale,
+            first.last_step,
+        )
+
+
+def _plain(path: Path) -> str:
+    """A file's name as text that can be stored and shown, whatever bytes it is made of."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path.name)
+
+
+def opened(source: Path | str) -> Reader:
+    """A reader of a store, or of an exported file, which is checked as for an import. Raises
+    BadInput and StoreError."""
+    path = Path(source)
+    return _imported_apart(path) if _is_other_file(path) else Reader(path)
+
+
+def _is_other_file(path: Path) -> bool:
+    """Whether it can be read and is no store."""
+    with contextlib.suppress(OSError):
+        if not path.is_file() or not path.stat().st_size:  # a pipe would wait, as would /proc/kmsg
+            return False
+        return not db.is_database(path)
+    return False
+
+
+def _imported_apart(path: Path) -> Reader:
+    """The file in a store of its own, which goes away with the reader. Raises BadInput."""
+    try:
+        folder = TemporaryFolder()
+    except OSError as error:
+        raise BadInput(f"No folder can be made to read {_plain(path)} in: {error}.") from error
+    try:
+        store = Path(folder.name) / "runs.db"
+        import_file(path, store)
+        return _FileReader(store, folder)
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+class _FileReader(Reader):
+    """Reads a store that goes away with it."""
+
+    def __init__(self, store: Path, folder: TemporaryFolder) -> None:
+        super().__init__(store)
+        self._folder = folder
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()

@@ -21,6 +21,121 @@ from ampscope.records import MEASUREMENT_KINDS
 from ampscope.store import db
 from ampscope.store.codec import LAST_TIME, MOST, MOST_RANKS
 
+MAX_BYTES = 16 * 2**20
+MAX_VALUES = 1_200_000  # by commas, those in texts too; an int in a dict takes about 100 bytes
+MAX_KEYS = 1_000  # of one object; a histogram has at most 284
+MAX_PARTS = 250_000  # lists and objects: a dict of its own takes 200 bytes and more
+_MERGE = (
+    "Runs as large as that are handed on as a store: ampscope runs merge, which runs nothing of it "
+    "unless you say --trust"
+)
+MAX_DIGITS = 19  # of a whole number: what 64 bits hold
+
+
+def read(path: Path) -> object:
+    """The file's value. Raises Refusal for what is not JSON, BadInput for what is no file.
+
+    What a file may hold is bounded before anything is made of it, by its size and by the number of
+    its commas and brackets: whatever is let in takes less than 300 MB and 20 s of a core
+    (docs/decisions/0014-what-an-import-checks.md).
+    """
+    try:
+        if not path.is_file():
+            what = "is no ordinary file" if path.exists() else "does not exist"
+            raise BadInput(f"{path} {what}.")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise Refusal("size", _too_large(size))
+        if size and db.is_database(path):  # it may be in use here, and is not opened beside that
+            raise Refusal("encoding", "it is a database, not JSON")
+        # What the system makes up (/proc/kmsg) has no size, and reading it may wait for ever.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(opened, "rb") as file:
+            content = file.read(min(size, MAX_BYTES) + 1) if size else b""
+    except OSError as error:
+        raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
+    if len(content) > MAX_BYTES:
+        raise Refusal("size", _too_large(len(content)))
+    return parsed(content)
+
+
+def _too_large(size: int) -> str:
+    return f"it has {size / 2**20:,.1f} MiB, and {MAX_BYTES // 2**20} are read at most. {_MERGE}"
+
+
+def parsed(content: bytes) -> object:
+    """The value of a file's content."""
+    _check_counts(content)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal("encoding", f"byte {error.start:,} is not UTF-8") from None
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_whole,
+            parse_float=_float,
+            parse_constant=_constant,
+        )
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno:,}, column {error.colno:,}"
+        raise Refusal("json", f"it is not JSON at {where}: {error.msg}") from None
+    except RecursionError:
+        raise Refusal("depth", "its lists and objects are nested too deep") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What JSON allows and an export never holds (a key twice, NaN, numbers beyond 64 bits): it is
+    refused by its place, where a checker meets it."""
+
+    sort: str
+    why: str
+
+
+def _check_counts(content: bytes) -> None:
+    values, parts = content.count(b","), content.count(b"{") + content.count(b"[")
+    for found, most, what in (
+        (values, MAX_VALUES, "values"),
+        (parts, MAX_PARTS, "lists and objects"),
+    ):
+        if found > most:
+            raise Refusal(
+                "size", f"it has {found:,} {what}, and {most:,} are read at most. {_MERGE}"
+            )
+
+
+def _object(pairs: list[tuple[str, object]]) -> object:
+    if len(pairs) > MAX_KEYS:
+        return Unreadable("size", f"{len(pairs):,} keys are more than any object of an export has")
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return Unreadable("duplicate", f"the key {quoted(key)} stands in it twice")
+        seen.add(key)
+    return found
+
+
+def _whole(text: str) -> int | Unreadable:
+    if len(text) > MAX_DIGITS + 1:
+        return Unreadable("number", f"a number of {len(text):,} digits is too large")
+    return int(text)
+
+
+def _float(text: str) -> float | Unreadable:
+    value = float(text)
+    if value - value != 0:
+        return Unreadable("number", f'{quoted(text)} is too large; infinity is written "inf"')
+    return value
+
+
+def _constant(name: str) -> Unreadable:
+    return Unreadable("number", f"{name} is not JSON; an export writes it as a text")
+
 
 def rows(value: object) -> list[object]:
     """A list, whatever is in it."""
@@ -114,10 +229,11 @@ def _unlike(wanted: str, value: object) -> Refusal:
     return Refusal("type", f"{wanted} was expected, not {what(value)}")
 
 
-# Values from a file as records, by the type hints of the records' fields.
-#
-# The bounds that a type cannot say are in the tables further down (:func:`real_within`,
-# :func:`whole_within`, :func:`longest`).
+def what(value: object) -> str:
+    """The kind of a JSON value, in words."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text"}
+    kinds |= {list: "a list", dict: "an object", type(None): "nothing (null)"}
+    return kinds.get(type(value), "something else")
 
 
 T = TypeVar("T")
@@ -140,11 +256,13 @@ class _Checked(Decoder):
         return Refusal("key", why)
 
     def plain(self, hint: type[Any], kind: type[Any], name: str) -> Check:
-        """With the bounds of the tables below."""
+        """With the bounds of the tables below, on which the readers of the store rely."""
         if hint is bool:
             return boolean
         if issubclass(hint, Enum):
-            return _of_words(hint)
+            known = {str(member.value): member for member in hint}
+            one = one_of(tuple(known))
+            return lambda value: known[one(value)]
         if (words := bound_words(kind, name)) is not None:
             return one_of(words)
         if hint is str:
@@ -167,21 +285,11 @@ def record(kind: type[T], value: object) -> T:
     return _DECODER.record(kind, value)
 
 
-def _of_words(kind: type[Enum]) -> Check:
-    known = {str(member.value): member for member in kind}
-    one = one_of(tuple(known))
-    return lambda value: known[one(value)]
-
-
-# Bounds of fields that their types do not say: what the readers of the store rely on.
-
-
 FRAMEWORKS = ("torch", "keras", "paddle")
 MOST_STEPS = 10**12  # a step a millisecond for 30 years
 MOST_MODULES = 10**6
 MOST_COUNT = 2**50  # elements of one bin: sums over thousands of rows stay within 64 bits
 MOST_HISTOGRAMS = 20_000  # of one frame: modules times dtypes; unpacked they take 45 MB
-LONGEST, LONGEST_TRACEBACK = 100_000, 4_000_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +322,16 @@ _REALS = {
     "HistogramRow": {"scale": _SCALE},
 }
 _ALL_PLAIN = {"Sample"}  # what was read of a machine is a number or is not there
+
+
+def real_within(kind: type[Any], name: str) -> Real:
+    """Bounds of a number with a fraction."""
+    if name in _TIMES:
+        return _TIME
+    default = _PLAIN if kind.__name__ in _ALL_PLAIN else _ANY
+    return _REALS.get(kind.__name__, {}).get(name, default)
+
+
 _SIGNED = (-MOST - 1, MOST)
 _WHOLES = {
     "Outcome": {"exit_code": _SIGNED, "eval_taint": (-1, MOST)},
@@ -238,23 +356,6 @@ _COUNTS = {
     "zeros", "nonfinite", "grad_total", "grad_zero", "grad_nonfinite", "weight_nonfinite", "zero",
     "count", "state_nonfinite", "samples", "calls", "backwards",
 }  # fmt: skip
-_WORDS = {
-    ("RunSpec", "kind"): ("probe", "script", "watch", *MEASUREMENT_KINDS),
-    ("OpRecord", "phase"): ("forward", "backward", "step"),
-    ("RunSpec", "framework"): FRAMEWORKS,
-    ("Machine", "framework"): FRAMEWORKS,
-    ("Outcome", "framework"): FRAMEWORKS,
-    ("Rate", "dtype"): ("fp64", "fp32", "tf32", "bf16", "fp16", "int8", "e4m3"),
-    ("Rate", "layout"): ("", "NCHW", "channels_last"),
-}
-
-
-def real_within(kind: type[Any], name: str) -> Real:
-    """Bounds of a number with a fraction."""
-    if name in _TIMES:
-        return _TIME
-    default = _PLAIN if kind.__name__ in _ALL_PLAIN else _ANY
-    return _REALS.get(kind.__name__, {}).get(name, default)
 
 
 def whole_within(kind: type[Any], name: str) -> tuple[int, int]:
@@ -267,136 +368,25 @@ def whole_within(kind: type[Any], name: str) -> tuple[int, int]:
     return (0, MOST_COUNT if name in _COUNTS else MOST)
 
 
+_WORDS = {
+    ("RunSpec", "kind"): ("probe", "script", "watch", *MEASUREMENT_KINDS),
+    ("OpRecord", "phase"): ("forward", "backward", "step"),
+    ("RunSpec", "framework"): FRAMEWORKS,
+    ("Machine", "framework"): FRAMEWORKS,
+    ("Outcome", "framework"): FRAMEWORKS,
+    ("Rate", "dtype"): ("fp64", "fp32", "tf32", "bf16", "fp16", "int8", "e4m3"),
+    ("Rate", "layout"): ("", "NCHW", "channels_last"),
+}
+
+
 def bound_words(kind: type[Any], name: str) -> tuple[str, ...] | None:
     """The only texts that a field may hold; None where it may hold any."""
     return _WORDS.get((kind.__name__, name))
 
 
+LONGEST, LONGEST_TRACEBACK = 100_000, 4_000_000  # characters
+
+
 def longest(kind: type[Any], name: str) -> int:
     """Characters of a text."""
     return LONGEST_TRACEBACK if name == "traceback" else LONGEST
-
-
-def what(value: object) -> str:
-    """The kind of a JSON value, in words."""
-    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text"}
-    kinds |= {list: "a list", dict: "an object", type(None): "nothing (null)"}
-    return kinds.get(type(value), "something else")
-
-
-# The bytes of a file as JSON values. Whatever JSON allows and an export never holds (a key twice,
-# NaN, numbers beyond 64 bits) becomes :class:`Unreadable`, so that it is refused by its place.
-#
-# What a file may hold is bounded before anything is made of it, by its size and by the number of
-# its commas and brackets: whatever is let in takes less than 300 MB and 20 s of a core
-# (docs/decisions/0014-what-an-import-checks.md).
-
-
-MAX_BYTES = 16 * 2**20
-MAX_VALUES = 1_200_000  # by commas, those in texts too; an int in a dict takes about 100 bytes
-MAX_KEYS = 1_000  # of one object; a histogram has at most 284
-MAX_PARTS = 250_000  # lists and objects: a dict of its own takes 200 bytes and more
-_MERGE = (
-    "Runs as large as that are handed on as a store: ampscope runs merge, which runs nothing of it "
-    "unless you say --trust"
-)
-MAX_DIGITS = 19  # of a whole number: what 64 bits hold
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A value that is JSON and still cannot be used."""
-
-    sort: str
-    why: str
-
-
-def read(path: Path) -> object:
-    """The file's value. Raises Refusal for what is not JSON, BadInput for what is no file."""
-    try:
-        if not path.is_file():
-            what = "is no ordinary file" if path.exists() else "does not exist"
-            raise BadInput(f"{path} {what}.")
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise Refusal("size", _too_large(size))
-        if size and db.is_database(path):  # it may be in use here, and is not opened beside that
-            raise Refusal("encoding", "it is a database, not JSON")
-        # What the system makes up (/proc/kmsg) has no size, and reading it may wait for ever.
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(opened, "rb") as file:
-            content = file.read(min(size, MAX_BYTES) + 1) if size else b""
-    except OSError as error:
-        raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
-    if len(content) > MAX_BYTES:
-        raise Refusal("size", _too_large(len(content)))
-    return parsed(content)
-
-
-def parsed(content: bytes) -> object:
-    """The value of a file's content."""
-    _check_counts(content)
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Refusal("encoding", f"byte {error.start:,} is not UTF-8") from None
-    try:
-        return json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_int=_whole,
-            parse_float=_float,
-            parse_constant=_constant,
-        )
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno:,}, column {error.colno:,}"
-        raise Refusal("json", f"it is not JSON at {where}: {error.msg}") from None
-    except RecursionError:
-        raise Refusal("depth", "its lists and objects are nested too deep") from None
-
-
-def _check_counts(content: bytes) -> None:
-    values, parts = content.count(b","), content.count(b"{") + content.count(b"[")
-    for found, most, what in (
-        (values, MAX_VALUES, "values"),
-        (parts, MAX_PARTS, "lists and objects"),
-    ):
-        if found > most:
-            raise Refusal(
-                "size", f"it has {found:,} {what}, and {most:,} are read at most. {_MERGE}"
-            )
-
-
-def _object(pairs: list[tuple[str, object]]) -> object:
-    if len(pairs) > MAX_KEYS:
-        return Unreadable("size", f"{len(pairs):,} keys are more than any object of an export has")
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            return Unreadable("duplicate", f"the key {quoted(key)} stands in it twice")
-        seen.add(key)
-    return found
-
-
-def _whole(text: str) -> int | Unreadable:
-    if len(text) > MAX_DIGITS + 1:
-        return Unreadable("number", f"a number of {len(text):,} digits is too large")
-    return int(text)
-
-
-def _float(text: str) -> float | Unreadable:
-    value = float(text)
-    if value - value != 0:
-        return Unreadable("number", f'{quoted(text)} is too large; infinity is written "inf"')
-    return value
-
-
-def _constant(name: str) -> Unreadable:
-    return Unreadable("number", f"{name} is not JSON; an export writes it as a text")
-
-
-def _too_large(size: int) -> str:
-    return f"it has {size / 2**20:,.1f} MiB, and {MAX_BYTES // 2**20} are read at most. {_MERGE}"
