@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ampscope.ext.rehearsal.cuda_streams import (
     ExternalStream,
-    SimulatedEvent,
+    Event,
     Stream,
     StreamContext,
     current_stream,
@@ -401,7 +401,7 @@ def _patch_streams(patches: Patches) -> None:
     _replace(
         patches,
         Stream=Stream,
-        SimulatedEvent=SimulatedEvent,
+        Event=Event,
         ExternalStream=ExternalStream,
         StreamContext=StreamContext,
     )
@@ -414,7 +414,7 @@ def _patch_streams(patches: Patches) -> None:
         get_stream_from_external=_always(ExternalStream),
     )
     patches.replace(torch, "Stream", _of_either(Stream))
-    patches.replace(torch, "Event", _of_either(SimulatedEvent))
+    patches.replace(torch, "Event", _of_either(Event))
 
 
 def _of_either(kind: type[Any]) -> Callable[[Any], Any]:

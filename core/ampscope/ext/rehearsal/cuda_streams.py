@@ -62,9 +62,9 @@ class Stream:
 
     wait_stream = wait_event = synchronize
 
-    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
+    def record_event(self, event: Event | None = None) -> Event:
         """An event that has happened."""
-        made = event or SimulatedEvent()
+        made = event or Event()
         made.record()
         return made
 
@@ -122,7 +122,7 @@ def default_stream(device: Any = None) -> Stream:
     return Stream(torch.device("cuda", index_of(device)), number=0)
 
 
-class SimulatedEvent:
+class Event:
     """Takes the time of the processor."""
 
     def __init__(self, device: Any = None, *args: object, **kwargs: object) -> None:
@@ -134,7 +134,7 @@ class SimulatedEvent:
         """It happens now."""
         self.at = time.perf_counter()
 
-    def elapsed_time(self, end: SimulatedEvent) -> float:
+    def elapsed_time(self, end: Event) -> float:
         """Milliseconds between two events."""
         return 1e3 * (end.at - self.at)
 
