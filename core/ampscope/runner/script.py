@@ -266,13 +266,13 @@ class _Run:
         """An optimizer step ended, taken or skipped."""
         if not self.processes.is_own:
             return
-        sleep = self.recorder.sleep
+        skip = self.recorder.skip
         elapsed_s = time.monotonic() - self.started
-        if sleep.is_asleep:  # the time limit is one of the wait, and then one of what is recorded
+        if skip.is_waiting:  # the time limit is one of the wait, and then one of what is recorded
             count = 0
         else:
             self.following.on_optimizer_step(self.recorder)
-            count, elapsed_s = count - sleep.passed, elapsed_s - sleep.elapsed_s
+            count, elapsed_s = count - skip.passed, elapsed_s - skip.elapsed_s
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
         if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
@@ -370,7 +370,7 @@ class _Run:
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
         watch = recorder.watch
-        unseen = recorder.sleep.note, recorder.window.note, watch.sleep_note, watch.graph_note
+        unseen = recorder.skip.note, recorder.window.note, watch.sleep_note, watch.graph_note
         if self.spec.memory_limit_mib and self.policy == "cuda" and recorder.device.type == "cpu":
             failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
