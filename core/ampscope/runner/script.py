@@ -26,7 +26,7 @@ import torch
 
 from ampscope import extensions
 from ampscope.capture.script.dtype_ledger import shifted_seeds
-from ampscope.capture.script.op_taint import fixed_sentence
+from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.control import BASELINE, TAPS, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
