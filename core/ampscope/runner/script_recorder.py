@@ -24,7 +24,8 @@ from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.dtype_ledger import DtypeLedger
 from ampscope.capture.script.line_uses import LineUses
-from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
+from ampscope.capture.script.module_paths import ModulePaths, unwrapped
+from ampscope.capture.script.op_precision import OpPrecision
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.script.run_digests import RunDigests
@@ -46,8 +47,8 @@ from ampscope.patches import Patches
 from ampscope.policy import op_lists
 from ampscope.records import Cadence, StepRecord
 from ampscope.runner import script_ending
-from ampscope.runner.controls import HalfRequests
 from ampscope.runner.device import peak_bytes
+from ampscope.runner.half_requests import HalfRequests
 from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
