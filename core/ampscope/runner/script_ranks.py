@@ -464,14 +464,11 @@ def _is_this_python(command: str) -> bool:
     return os.path.isabs(command) and os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
-# Processes that a script starts: they are not watched, and must not write to the run's store.
-#
-# A forked child inherits every patch and the open store. It keeps the patches, which do no harm,
-# and loses the watch; what it does is not recorded.
-
-
 class Processes:
-    """Counts the processes that were started while :meth:`watching` and that may train."""
+    """Counts the processes that were started while :meth:`watching` and that may train. They are
+    not watched, and must not write to the run's store: a forked child inherits every patch and the
+    open store. It keeps the patches, which do no harm, and loses the watch; what it does is not
+    recorded."""
 
     def __init__(self, on_fork: Callable[[], None]) -> None:
         self.owner = os.getpid()
