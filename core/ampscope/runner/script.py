@@ -201,7 +201,10 @@ class _Watchdog(Watchdog):
             return
         if not has_step and steps_of_ranks(self._store, self._writer.run_id) == 0:
             self._told_s = elapsed_s
-            self._writer.tell(f"{_awaited(self._spec, elapsed_s)}{_place(self._lines)}")
+            skip_to = self._spec.skip_to
+            what = f"optimizer step {skip_to:,}" if skip_to else "the first optimizer step"
+            told = f"waiting for {what}: {elapsed_s:.0f} s so far{_place(self._lines)}"
+            self._writer.tell(told)
         elif self._told_s:
             self._told_s = 0.0
             self._writer.tell("")
@@ -212,11 +215,6 @@ class _Watchdog(Watchdog):
             message = passed_limit(self._spec.time_limit_s, done)
             message = message if done else with_hint(message, self._spec, has_cuda=has_cuda())
         super()._end(status, state, message)
-
-
-def _awaited(spec: RunSpec, elapsed_s: float) -> str:
-    what = f"optimizer step {spec.skip_to:,}" if spec.skip_to else "the first optimizer step"
-    return f"waiting for {what}: {elapsed_s:.0f} s so far"
 
 
 def _place(lines: SourceLines) -> str:

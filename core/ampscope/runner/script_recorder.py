@@ -360,14 +360,8 @@ class ScriptRecorder:
         """The outcome so far, with what the script was seen to use."""
         records = self.steps.records
         autocast = sorted({c.dtype for c in self.log.calls if c.name == "autocast" and c.dtype})
-        half = sorted(
-            {
-                dtype_name(p.dtype)
-                for m in self.paths.models()
-                for _, p in parameters(m)
-                if p.dtype in HALF
-            }
-        )
+        held = (p for model in self.paths.models() for _, p in parameters(model))
+        half = sorted({dtype_name(p.dtype) for p in held if p.dtype in HALF})
         flop_dtypes, flop_counts = self.precision.flops()
         digests_s = 0.0 if self.digests is None else self.digests.elapsed_s
         own_s = self.histograms.elapsed_s + digests_s  # none of the script's
@@ -448,12 +442,7 @@ class SkipTo(StepListener):
             self._on_step(self.passed)
 
     def _call(
-        self,
-        wake: Callable[[], None],
-        original: Any,
-        module: nn.Module,
-        *args: Any,
-        **kwargs: Any,
+        self, wake: Callable[[], None], original: Any, module: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
         if not self.is_waiting or self.passed < self._steps or not _begins_a_step():
             return original(module, *args, **kwargs)
@@ -601,7 +590,20 @@ class ScriptWriting:
         steps = [o for o in observations if isinstance(o, OptimizerStep)]
         settled = steps if last else steps[:-1]
         for record in settled[self._steps :]:
-            self._writer.add_step(_step(record, self._op_sets.pop(record.step, None)))
+            self._writer.add_step(
+                StepRecord(
+                    step=record.step,
+                    loss=record.loss,
+                    scale=record.scale if record.scaler else None,
+                    skipped=record.skipped,
+                    grad_norm=record.grad_norm if not record.grad_nonfinite else float("nan"),
+                    lr=record.lr,
+                    moved_share=record.moved_share,
+                    op_set=self._op_sets.pop(record.step, None),
+                    ended_at=record.ended_at,
+                    unclipped_norm=record.unclipped_norm,
+                )
+            )
         self._steps = max(self._steps, len(settled))
         self._writer.flush()
 
@@ -614,18 +616,3 @@ class ScriptWriting:
         for op_set, ops in measured.ops:
             writer.add_ops(op_set, ops)
         self._op_sets.update(measured.op_sets)
-
-
-def _step(record: OptimizerStep, op_set: int | None) -> StepRecord:
-    return StepRecord(
-        step=record.step,
-        loss=record.loss,
-        scale=record.scale if record.scaler else None,
-        skipped=record.skipped,
-        grad_norm=record.grad_norm if not record.grad_nonfinite else float("nan"),
-        lr=record.lr,
-        moved_share=record.moved_share,
-        op_set=op_set,
-        ended_at=record.ended_at,
-        unclipped_norm=record.unclipped_norm,
-    )

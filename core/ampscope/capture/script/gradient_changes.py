@@ -8,11 +8,9 @@ the script may replace them (:class:`ReplacedGradients`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -79,15 +77,23 @@ class GradientChanges:
             # An overflowed gradient says nothing about a factor.
             if not changed or not all(are_finite([g for pair in changed for g in pair])):
                 return
-            facts = dataclasses.asdict(change_kind(changed))
+            tolerance = max(HALF_TOLERANCE if b.dtype in HALF else TOLERANCE for b, _ in changed)
+            norms = [_norm(after) for _, after in changed]
+            largest = max(float(after.abs().max()) for _, after in changed)
+            kind = _kind(changed, largest, tolerance)
+            norm_before = math.hypot(*(_norm(before) for before, _ in changed))
         self.records.append(
             GradientChange(
                 step=step,
                 optimizer=name,
                 scale=scale_of(),
+                kind=kind,
                 changed=len(changed),
+                norm_before=norm_before,
+                norm_after=math.hypot(*norms),
+                max_after=largest,
+                each_norm=norms[0] if max(norms) - min(norms) <= tolerance * max(norms) else None,
                 line=self._writes.line_of([after for _, after in changed]),
-                **facts,
             )
         )
 
@@ -99,33 +105,9 @@ def _changed(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair, flag in zip(alike, flags, strict=True) if flag]
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeKind:
-    """See :class:`ampscope.observations.GradientChange`."""
-
-    kind: str
-    norm_before: float
-    norm_after: float
-    max_after: float
-    each_norm: float | None
-
-
-def change_kind(pairs: Sequence[Pair]) -> ChangeKind:
+def _kind(pairs: Sequence[Pair], largest: float, tolerance: float) -> str:
     """How ``pairs``, all different, finite and not zero after, were changed: by one factor, by a
     factor each, by a clamp, or otherwise."""
-    tolerance = max(HALF_TOLERANCE if b.dtype in HALF else TOLERANCE for b, _ in pairs)
-    norms = [_norm(after) for _, after in pairs]
-    largest = max(float(after.abs().max()) for _, after in pairs)
-    return ChangeKind(
-        kind=_kind(pairs, largest, tolerance),
-        norm_before=math.hypot(*(_norm(before) for before, _ in pairs)),
-        norm_after=math.hypot(*norms),
-        max_after=largest,
-        each_norm=norms[0] if max(norms) - min(norms) <= tolerance * max(norms) else None,
-    )
-
-
-def _kind(pairs: Sequence[Pair], largest: float, tolerance: float) -> str:
     factors = [_factor(before, after, tolerance) for before, after in pairs]
     known = [f for f in factors if f is not None]
     if len(known) == len(pairs):

@@ -98,7 +98,7 @@ class ScriptScans:
             [(name, module._buffers) for name, module in every],
         )
         if not is_one_more:
-            weights = self._of_parameters("start", held, {}, self._trained())
+            weights = self._of_parameters("start", held, {})
             self.records += [*weights, *self._of_buffers("start", buffers(root))]
 
     def _is_gone(self, key: int) -> None:
@@ -110,36 +110,24 @@ class ScriptScans:
     def at_end(self) -> None:
         """Every model that is still alive, and how far its weights moved; of those that are gone
         with the function that made them the last of its kind, if it moved."""
-        trained = self._trained()
         for seen in list(self._first_sight.values()):
             model = seen.model()
             if model is None:
                 continue
-            self._end_of(parameters(model), buffers(model), seen.kept, trained)
+            self.records += self._of_parameters("end", parameters(model), seen.kept)
+            self.records += self._of_buffers("end", buffers(model))
             self._gone.pop(self._kind_of(seen), None)
         for seen in list(self._gone.values()):  # a model may go meanwhile
             named = list(_named(seen.parameters))
             if any(_has_moved(p, seen.kept.get(name)) for name, p in named):
-                self._end_of(named, _named(seen.buffers), seen.kept, trained)
-
-    def _end_of(
-        self,
-        weights: Iterable[tuple[str, Tensor]],
-        others: Iterable[tuple[str, Tensor]],
-        kept: dict[str, Tensor],
-        trained: set[int],
-    ) -> None:
-        self.records += self._of_parameters("end", weights, kept, trained)
-        self.records += self._of_buffers("end", others)
+                self.records += self._of_parameters("end", named, seen.kept)
+                self.records += self._of_buffers("end", _named(seen.buffers))
 
     def _of_parameters(
-        self,
-        moment: str,
-        named: Iterable[tuple[str, Tensor]],
-        kept: dict[str, Tensor],
-        trained: set[int],
+        self, moment: str, named: Iterable[tuple[str, Tensor]], kept: dict[str, Tensor]
     ) -> Iterator[Scan]:
         """``frozen`` are those that no optimizer has."""
+        trained = self._trained()
         for name, parameter in named:
             if not holds_numbers(parameter):
                 continue  # a packed one, or given away to free its memory
