@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampscope.capture.script import op_watch
-from ampscope.capture.script.op_taint import fixed_sentence
+from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.observations import BadOp
 from tests.helpers.script_watching import watched
 

@@ -27,8 +27,9 @@ from ampscope.capture.failures import Failures
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script import op_facts
-from ampscope.capture.script.optimizer_facts import nonfinite_count, scan
+from ampscope.capture.script.optimizer_facts import nonfinite_count
 from ampscope.capture.script.optimizer_steps import WeightMotion, gradient_facts
+from ampscope.capture.script.script_scans import scan
 from ampscope.capture.tensors import (
     Unreadable,
     all_finite,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.script.optimizer_facts import scan
+from ampscope.capture.script.script_scans import scan
 from ampscope.capture.weights import WeightObserver, gradient_norm, moved_share
 from ampscope.numerics.histogram import NEG_ZERO, POS_ZERO
 from ampscope.records import NonFiniteRecord, Role

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
-from ampscope.runner.script_recorder import ScriptScans
+from ampscope.capture.script.script_scans import ScriptScans
 
 
 def _scans(module: nn.Module, *inputs: torch.Tensor) -> list[str]:

@@ -57,7 +57,7 @@ def test_the_steps_keep_their_numbers_and_the_op_its_module() -> None:
     bad = [o for o in seen if isinstance(o, BadOp) and o.reached_loss]
     assert [(o.module, o.step, o.autocast) for o in bad[:1]] == [("2", BAD, True)]
     assert losses == train()  # the training is what it was, bit by bit
-    assert "7 optimizer steps (--skip-to 7)" in recorder.sleep.note
+    assert "7 optimizer steps (--skip-to 7)" in recorder.skip.note
 
 
 @pytest.mark.parametrize("skip_to", [7, STEPS + 1])
@@ -86,7 +86,7 @@ def test_a_recomputed_forward_wakes_nothing() -> None:
 
     class Inner(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            asleep.append(recorder.sleep.is_asleep)
+            asleep.append(recorder.skip.is_waiting)
             return super().forward(x)
 
     model = Inner(2, 2)

@@ -1,17 +1,21 @@
 """Controls and interventions: the same script in another precision, at another scale, with a fix.
 
-What can be asked for is :class:`ampscope.control.Control`; here is what it does to torch. All work
-through torch functions and public methods only, and are undone on exit.
+What can be asked for is :class:`ampscope.control.Control`; :func:`applied`, at the end, puts it on.
+All work through torch functions and public methods only, and are undone on exit. Here are those of
+the whole precision and of parts in fp32; :mod:`ampscope.runner.interventions` and
+:mod:`ampscope.runner.compile_controls` hold the others.
 
-Here are the controls of the whole precision, parts in fp32, and what a script asks of half where
-nothing comes of it; :mod:`ampscope.runner.interventions` holds the others.
+A TorchFunctionMode sees every call of a public torch function, so a dtype that the script asks for
+can be replaced before torch sees it: ``.half()``, ``.to(torch.float16)``, ``dtype=torch.float16``.
+Half numbers that are stored (a checkpoint, a NumPy array) are read as they are and cast. Autocast
+is switched by its own ``__enter__``, and GradScaler is created disabled: neither fp32 nor bf16
+needs one. fp32 means fp32 in CUDA's matmuls and convolutions too, so TF32 is off there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -22,28 +26,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE, REGISTERED
+from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import AUTOCAST_KINDS, HALF
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.control import BASELINE, COMPILED, TAPS, Control, list_changes
-from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner import interventions
-from ampscope.runner.device import has_cuda
+from ampscope.runner.compile_controls import compiled_by, inductor_switch, uncompiled, unfused
 from ampscope.source_lines import SourceLines, line_name
-
-# Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
-#
-# A TorchFunctionMode sees every call of a public torch function, so a dtype that the script asks
-# for can be replaced before torch sees it: ``.half()``, ``.to(torch.float16)``,
-# ``dtype=torch.float16``. Half numbers that are stored (a checkpoint, a NumPy array) are read as
-# they are and cast. Autocast is switched by its own ``__enter__``, and GradScaler is created
-# disabled: neither fp32 nor bf16 needs one. fp32 means fp32 in CUDA's matmuls and convolutions
-# too, so TF32 is off there.
-
 
 # Everything that sets what an fp32 matmul or convolution may compute in ends in one of these.
 _TF32_SETTERS = (
@@ -53,15 +46,101 @@ _TF32_SETTERS = (
     "_set_float32_matmul_precision",
     "_set_fp32_precision_setter",
 )
-
-
 # Their dtype argument says how bits are read, not what is wanted: only the result can be changed.
 _REINTERPRETS = frozenset({torch.Tensor.view, torch.asarray})
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
-
 _NO_DTYPES = frozenset({Tensor, nn.Parameter, int, float, bool, type(None)})
+TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
+
+
+@contextlib.contextmanager
+def everything_fp32() -> Iterator[None]:
+    """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
+    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(_WIDER):
+        yield
+
+
+@contextlib.contextmanager
+def half_as_bf16() -> Iterator[None]:
+    """fp16 becomes bf16 everywhere, scalers off."""
+    with scalers_off(), autocast_as(torch.bfloat16), _replaced({torch.float16: torch.bfloat16}):
+        yield
+
+
+@contextlib.contextmanager
+def scalers_off() -> Iterator[None]:
+    """Every GradScaler that is made is disabled."""
+
+    def made(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        if scaler._enabled:
+            held_off.add(scaler)
+        scaler._enabled = False
+
+    with Patches() as patches:
+        patches.wrap(torch.amp.GradScaler, "__init__", made)
+        yield
+
+
+@contextlib.contextmanager
+def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
+    """Every autocast region uses ``dtype``; None switches it off."""
+
+    def entered(original: Any, region: Any) -> Any:
+        if dtype is None:
+            region._enabled = False
+        elif region.fast_dtype is torch.float16:
+            region.fast_dtype = dtype
+        return original(region)
+
+    with Patches() as patches:
+        patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", entered)
+        yield
+
+
+@contextlib.contextmanager
+def tf32_held(allowed: bool) -> Iterator[None]:
+    """fp32 matmuls and convolutions in TF32 or in exact fp32, also where the script sets torch's
+    switches itself: inside, setting them does nothing."""
+
+    def unheard(original: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+    setters: Any = torch._C
+    with tf32_switches(allowed), Patches() as patches:
+        for name in _TF32_SETTERS:
+            patches.replace(setters, name, unheard)
+        # These properties hold their setter itself, not its name.
+        for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
+            for name in ("allow_tf32", "fp32_precision"):
+                switch = vars(type(backend)).get(name)
+                if switch is not None:
+                    patches.replace(switch, "setter", unheard)
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """:class:`_Replace`, also where torch asks no mode: the default dtype, tensors out of files,
+    buffers and arrays, and the classes of half tensors."""
+    mode = _Replace(replace)
+
+    def default(original: Any, asked: Any) -> None:
+        original(mode.swapped(asked))
+
+    with mode, Patches() as patches:
+        for name in ("set_default_dtype", "set_default_tensor_type"):
+            patches.wrap(torch, name, default)
+        for name in ("from_numpy", "from_dlpack", "frombuffer"):
+            patches.wrap(torch, name, mode.as_written)
+        patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
+        for policy in _fsdp_policies():
+            patches.wrap(policy, "__init__", mode.asked)
+        for half, target in replace.items():
+            wide = getattr(torch, f"{_NAMES[target]}Tensor")
+            patches.replace(torch, f"{_NAMES[half]}Tensor", partial(_instead, wide))
+        yield
 
 
 class _Replace(TorchFunctionMode):
@@ -148,64 +227,6 @@ def _fsdp_policies() -> tuple[type, ...]:
 
 
 @contextlib.contextmanager
-def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """:class:`_Replace`, also where torch asks no mode: the default dtype, tensors out of files,
-    buffers and arrays, and the classes of half tensors."""
-    mode = _Replace(replace)
-
-    def default(original: Any, asked: Any) -> None:
-        original(mode.swapped(asked))
-
-    with mode, Patches() as patches:
-        for name in ("set_default_dtype", "set_default_tensor_type"):
-            patches.wrap(torch, name, default)
-        for name in ("from_numpy", "from_dlpack", "frombuffer"):
-            patches.wrap(torch, name, mode.as_written)
-        patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
-        for policy in _fsdp_policies():
-            patches.wrap(policy, "__init__", mode.asked)
-        for half, target in replace.items():
-            wide = getattr(torch, f"{_NAMES[target]}Tensor")
-            patches.replace(torch, f"{_NAMES[half]}Tensor", partial(_instead, wide))
-        yield
-
-
-@contextlib.contextmanager
-def everything_fp32() -> Iterator[None]:
-    """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
-    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(_WIDER):
-        yield
-
-
-@contextlib.contextmanager
-def tf32_held(allowed: bool) -> Iterator[None]:
-    """fp32 matmuls and convolutions in TF32 or in exact fp32, also where the script sets torch's
-    switches itself: inside, setting them does nothing."""
-
-    def unheard(original: Any) -> Any:
-        return lambda *args, **kwargs: None
-
-    setters: Any = torch._C
-    with tf32_switches(allowed), Patches() as patches:
-        for name in _TF32_SETTERS:
-            patches.replace(setters, name, unheard)
-        # These properties hold their setter itself, not its name.
-        for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
-            for name in ("allow_tf32", "fp32_precision"):
-                switch = vars(type(backend)).get(name)
-                if switch is not None:
-                    patches.replace(switch, "setter", unheard)
-        yield
-
-
-@contextlib.contextmanager
-def half_as_bf16() -> Iterator[None]:
-    """fp16 becomes bf16 everywhere, scalers off."""
-    with scalers_off(), autocast_as(torch.bfloat16), _replaced({torch.float16: torch.bfloat16}):
-        yield
-
-
-@contextlib.contextmanager
 def parameters_fp32() -> Iterator[None]:
     """Half models stay in fp32 and compute under autocast in the precision that they asked for.
     Parameters that a script casts one by one are cast back where an optimizer takes them, and at
@@ -275,44 +296,6 @@ def device_type_of(module: nn.Module, *inputs: object) -> str:
 
 
 @contextlib.contextmanager
-def scalers_off() -> Iterator[None]:
-    """Every GradScaler that is made is disabled."""
-
-    def made(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        original(scaler, *args, **kwargs)
-        if scaler._enabled:
-            held_off.add(scaler)
-        scaler._enabled = False
-
-    with Patches() as patches:
-        patches.wrap(torch.amp.GradScaler, "__init__", made)
-        yield
-
-
-@contextlib.contextmanager
-def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
-    """Every autocast region uses ``dtype``; None switches it off."""
-
-    def entered(original: Any, region: Any) -> Any:
-        if dtype is None:
-            region._enabled = False
-        elif region.fast_dtype is torch.float16:
-            region.fast_dtype = dtype
-        return original(region)
-
-    with Patches() as patches:
-        patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", entered)
-        yield
-
-
-# Interventions that compute a part of a script in fp32: modules by path, or the user's own lines;
-# and one that raises every tiny epsilon.
-
-
-TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
-
-
-@contextlib.contextmanager
 def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
     """The modules at ``paths`` run with autocast off and their inputs in fp32. Gives the paths that
     did not run yet.
@@ -325,7 +308,9 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
     was_half: IdMap[nn.Module, torch.dtype] = IdMap()
 
     def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if depth[0] or not _is_wanted(names, module, wanted):
+        if not depth[0] and not names.stack:
+            names.discover(names.root_of(module))
+        if depth[0] or names.path(module) not in wanted:
             return original(module, *args, **kwargs)
         missing.discard(names.path(module))
         half = next((p.dtype for _, p in parameters(module) if p.dtype in HALF), None)
@@ -346,46 +331,12 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
         yield missing
 
 
-def _is_wanted(names: ModulePaths, module: nn.Module, wanted: set[str]) -> bool:
-    if not names.stack:
-        names.discover(names.root_of(module))
-    return names.path(module) in wanted
-
-
-@contextlib.contextmanager
-def _autocast_off() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for kind in AUTOCAST_KINDS:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
 @contextlib.contextmanager
 def fp32_lines(lines: Iterable[str], own_folder: str) -> Iterator[set[str]]:
     """Every torch call made by these lines of the script computes in fp32. Gives the lines that
     made none yet."""
     with _Fp32Lines(set(lines), own_folder) as mode:
         yield mode.missing
-
-
-@contextlib.contextmanager
-def larger_eps(value: float) -> Iterator[None]:
-    """Epsilons below ``value`` become ``value``: of norms, of optimizers, and bare constants."""
-
-    def before_forward(module: nn.Module, args: Any) -> None:
-        eps = getattr(module, "eps", None)
-        if isinstance(eps, float) and 0 < eps < value:
-            setattr(module, "eps", value)  # noqa: B010  # no declared attribute of nn.Module
-
-    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in groups_of(optimizer):
-            if isinstance(group.get("eps"), float):
-                group["eps"] = max(group["eps"], value)
-
-    forwards, steps = FORWARD_PRE.subscribe(before_forward), OPTIMIZER_PRE.subscribe(before_step)
-    with forwards, steps, _LargerEps(value):
-        yield
 
 
 class _Fp32Lines(TorchFunctionMode):
@@ -406,6 +357,57 @@ class _Fp32Lines(TorchFunctionMode):
         self.missing.discard(line)
         with _autocast_off():
             return self.casts.__torch_function__(func, types, _widen(args), _widen(kwargs))
+
+
+@contextlib.contextmanager
+def _autocast_off() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind in AUTOCAST_KINDS:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.dtype):  # of a cast
+        return torch.float32 if value in HALF else value
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in HALF else value
+    if isinstance(value, tuple):
+        moved = [_widen(v) for v in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    if isinstance(value, list):
+        return [_widen(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _widen(v) for k, v in value.items()}
+    return value
+
+
+def _narrow(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype == torch.float32 else value
+    if isinstance(value, tuple):
+        return tuple(_narrow(v, dtype) for v in value)
+    return value
+
+
+@contextlib.contextmanager
+def larger_eps(value: float) -> Iterator[None]:
+    """Epsilons below ``value`` become ``value``: of norms, of optimizers, and bare constants."""
+
+    def before_forward(module: nn.Module, args: Any) -> None:
+        eps = getattr(module, "eps", None)
+        if isinstance(eps, float) and 0 < eps < value:
+            setattr(module, "eps", value)  # noqa: B010  # no declared attribute of nn.Module
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in groups_of(optimizer):
+            if isinstance(group.get("eps"), float):
+                group["eps"] = max(group["eps"], value)
+
+    forwards, steps = FORWARD_PRE.subscribe(before_forward), OPTIMIZER_PRE.subscribe(before_step)
+    with forwards, steps, _LargerEps(value):
+        yield
 
 
 class _LargerEps(TorchFunctionMode):
@@ -434,91 +436,6 @@ class _LargerEps(TorchFunctionMode):
         return self.value if isinstance(constant, float) and 0 < constant < TINY else constant
 
 
-def _widen(value: Any) -> Any:
-    if isinstance(value, torch.dtype):  # of a cast
-        return torch.float32 if value in HALF else value
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in HALF else value
-    if isinstance(value, tuple):
-        moved = [_widen(v) for v in value]
-        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
-    if isinstance(value, list):
-        return [_widen(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _widen(v) for k, v in value.items()}
-    return value
-
-
-def _narrow(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype == torch.float32 else value
-    if isinstance(value, tuple):
-        return tuple(_narrow(v, dtype) for v in value)
-    return value
-
-
-# What a script does where it would use half precision, seen where nothing comes of it.
-#
-# A script on a machine without CUDA is often an fp32 run in disguise: it asks whether there is a
-# device and goes another way, enters a ``nullcontext`` in autocast's place, or hands ``fp16=True``
-# to a trainer that leaves it undone on a CPU. Each is noted once, with its line.
-
-
-# Of torch.cuda; they answer where there is no device.
-_ASKING = ("is_available", "device_count", "is_bf16_supported")
-
-
-class HalfRequests:
-    """Collects :class:`OpUse` records of the kinds cuda_missing, cuda_asked, nullcontext and
-    trainer_fp16."""
-
-    def __init__(self, lines: SourceLines) -> None:
-        self._lines = lines
-        self._found: dict[tuple[str, str, str], OpUse] = {}
-        # A CUDA device is stood in for: who asks decides about the answer, so nothing stands
-        # between (:func:`ampscope.ext.rehearsal.current_device.asked_by_torch`).
-        self.finds_cuda = False
-
-    def records(self) -> list[OpUse]:
-        """All facts so far, in the order of their first sight."""
-        asked = _trainers_precision()
-        trainer = [OpUse("trainer_fp16", asked, "", "", 0)] if asked else []
-        return [*self._found.values(), *trainer]
-
-    def add(self, fact: str, what: str, line: str) -> None:
-        """Note a request; again at the same line it is passed over."""
-        self._found.setdefault((fact, what, line), OpUse(fact, what, "", line, 0))
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note the script's own calls; with a CUDA device there is nothing to explain."""
-        if has_cuda():
-            yield
-            return
-        with Patches() as patches:
-            for name in () if self.finds_cuda else _ASKING:
-                patches.wrap(torch.cuda, name, partial(self._noted, "cuda_asked", name))
-            enters = partial(self._noted, "nullcontext", "with")
-            patches.wrap(contextlib.nullcontext, "__enter__", enters)
-            yield
-
-    def _noted(self, fact: str, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(2)  # of the wrapper
-        if self._lines.is_user(caller.f_code):  # libraries ask and enter all the time
-            self.add(fact, what, line_name((caller.f_code.co_filename, caller.f_lineno)))
-        return original(*args, **kwargs)
-
-
-def _trainers_precision() -> str:
-    """ "fp16" where Accelerate (so Transformers' Trainer) was asked for it on a CPU, for
-    which it has no fp16; else ""."""
-    state = sys.modules.get("accelerate.state")
-    shared = getattr(getattr(state, "AcceleratorState", None), "_shared_state", None) or {}
-    device = getattr(shared.get("device"), "type", "")
-    precision = str(shared.get("_mixed_precision", ""))
-    return precision if precision == "fp16" and device == "cpu" else ""
-
-
 @contextlib.contextmanager
 def _changed_lists(text: str) -> Iterator[None]:
     """Some ops on another list, under autocast on either device."""
@@ -529,115 +446,6 @@ def _changed_lists(text: str) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _compiled_by(backend: str | Callable[..., Any]) -> Iterator[None]:
-    """Whatever ``torch.compile`` is asked for goes through this backend. Modes and options are
-    inductor's own: another backend refuses them."""
-
-    def compiled(original: Any, *args: Any, **kwargs: Any) -> Any:
-        kept = {k: v for k, v in kwargs.items() if k not in ("mode", "options")}
-        return original(*args, **{**kept, "backend": backend})
-
-    with Patches() as patches:
-        patches.wrap(torch, "compile", compiled)
-        yield
-
-
-@contextlib.contextmanager
-def uncompiled(paths: Iterable[str]) -> Iterator[set[str]]:
-    """The modules at ``paths`` run as eager code inside compiled code: the graph breaks around
-    each, so a wish for a full graph is not heard. Gives the paths that were not met yet.
-
-    Nothing listens while a graph is captured: paths come from how modules were registered, and are
-    looked up when torch.compile is called and when an optimizer is made.
-    """
-    names, missing = ModulePaths(), set(paths)
-    as_eager: Any = torch.compiler.disable
-
-    def leave_out() -> None:
-        for module in names.registered():
-            if (path := names.path(module)) in missing:
-                missing.discard(path)
-                module.forward = as_eager(module.forward)
-
-    def compiled(original: Any, *args: Any, **kwargs: Any) -> Any:
-        leave_out()
-        return original(*args, **{**kwargs, "fullgraph": False})
-
-    def made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        leave_out()
-
-    with Patches() as patches, REGISTERED.subscribe(names.link):
-        patches.wrap(torch, "compile", compiled)
-        patches.wrap(Optimizer, "__init__", made)
-        yield missing
-
-
-def _inductor(setting: str) -> AbstractContextManager[object]:
-    """A switch of inductor's on, for all that is compiled inside."""
-    import torch._inductor.config as inductor  # few runs compile
-
-    changed: AbstractContextManager[object] = inductor.patch({setting: True})
-    return changed
-
-
-@contextlib.contextmanager
-def unfused(names: str) -> Iterator[None]:
-    """Inductor calls torch's own kernels for these ops (``aten.gelu,aten.mul``), and generates no
-    code for them: they have neither a decomposition nor a lowering of their own.
-
-    A script may put one in itself, so it is done again as each compilation begins. The caches of
-    compiled graphs are off: nothing in their keys tells of this.
-    """
-    # Few runs compile.
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-    from torch._dynamo.callback import callback_handler
-    from torch._inductor import decomposition, lowering
-
-    make_fallback: Any = lowering.make_fallback  # torch leaves it untyped
-    ops = [op for name in names.split(",") for op in _overloads(name)]
-    sets = lowering.fallbacks, lowering.needs_realized_inputs
-    added = [{op for op in ops if op not in known} for known in sets]
-    lowered = {op: lowering.lowerings[op] for op in ops if op in lowering.lowerings}
-    taken: dict[Any, Any] = {}
-
-    def take_out(*_: object) -> None:
-        merged = decomposition.fast_random_decomps  # made once, of what the script put in by then
-        for op in ops:
-            if op in decomposition.decompositions:
-                taken[op] = decomposition.decompositions.pop(op)
-            if merged.cache_info().currsize:
-                merged().pop(op, None)
-            make_fallback(op, warn=False)
-
-    take_out()  # a script's torch.compiler.reset takes the call below away
-    callback_handler.register_start_callback(take_out)
-    try:
-        with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-            yield
-    finally:
-        with contextlib.suppress(ValueError):  # torch.compiler.reset has removed it
-            callback_handler.remove_start_callback(take_out)
-        decomposition.decompositions.update(taken)
-        decomposition.fast_random_decomps.cache_clear()
-        for known, new in zip(sets, added, strict=True):
-            known -= new
-        for op in ops:
-            lowering.lowerings.pop(op, None)
-        lowering.lowerings.update(lowered)
-
-
-def _overloads(name: str) -> list[Any]:
-    """The functional forms of ``aten.gelu``; none of a view, which is no kernel, and of no op."""
-    space, _, op = name.partition(".")
-    packet: Any = getattr(getattr(torch.ops, space), op, None)
-    overloads: list[str] = getattr(packet, "overloads", list)()
-    found = (getattr(packet, overload) for overload in overloads)
-    return [one for one in found if not one._schema.is_mutable and not one.is_view]
-
-
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": everything_fp32,
     "bf16": half_as_bf16,
@@ -646,8 +454,8 @@ _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32_params": parameters_fp32,
     "fp32_state": interventions.fp32_state,
     "separate_scalers": interventions.separate_scalers,
-    "eager_casts": partial(_inductor, "emulate_precision_casts"),
-    "eager_random": partial(_inductor, "fallback_random"),
+    "eager_casts": partial(inductor_switch, "emulate_precision_casts"),
+    "eager_random": partial(inductor_switch, "fallback_random"),
 }
 
 
@@ -658,7 +466,7 @@ _VALUED: dict[str, tuple[Callable[[Any], AbstractContextManager[object]], type]]
     "lr": (interventions.scaled_lr, float),
     "eps": (larger_eps, float),
     "op_lists": (_changed_lists, str),
-    "backend": (_compiled_by, str),
+    "backend": (compiled_by, str),
     "unfused": (unfused, str),
 }
 
@@ -678,7 +486,7 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
             if part.text == "backend:aot_eager" and TAPS in Control(control).names:
                 from ampscope.capture.taps import aot_eager  # few runs compile
 
-                stack.enter_context(_compiled_by(aot_eager))
+                stack.enter_context(compiled_by(aot_eager))
                 continue
             if part.name in _PLAIN:
                 stack.enter_context(_PLAIN[part.name]())

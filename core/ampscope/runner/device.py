@@ -30,6 +30,7 @@ from ampscope.records import Machine, RunSpec
 from ampscope.runner.child_frame import host_facts
 from ampscope.telemetry.sampler_process import Readings, beside
 
+NO_AMD = "An AMD GPU is not read beside a run: that needs NVIDIA's NVML."
 UNDECIDED = torch.device("cuda")  # on one of this machine's GPUs: a script has not shown on which
 
 
@@ -158,6 +159,32 @@ def _common(names: Iterable[str | None]) -> str:
     return (known.pop() or "") if len(known) == 1 else ""
 
 
+def sample_telemetry(
+    store: Path, run_id: str, device: torch.device, *, as_child: bool = True
+) -> Readings:
+    """Start reading beside the run of this process (see ampscope.telemetry.sampler_process)."""
+    readings = beside(store, run_id, as_child=as_child)
+    if device != UNDECIDED:
+        read_too(readings, device)
+    return readings
+
+
+def read_too(readings: Readings, device: torch.device) -> None:
+    """Have the run's GPU read from here on; a CPU is read from the start."""
+    if device.type == "cuda" and torch.version.hip:
+        readings.note = readings.note or NO_AMD
+    elif device.type == "cuda":
+        readings.add(str(device), uuid_of(device))
+
+
+def uuid_of(device: torch.device) -> str:
+    """What NVML knows the GPU by; empty for a CPU. torch's own number counts the GPUs that
+    CUDA_VISIBLE_DEVICES leaves, in CUDA's order."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
 def limit_memory(limit_mib: int, device_type: str) -> None:
     """Bound the memory that a run may take on devices of a type, ``cpu`` or ``cuda``.
 
@@ -198,35 +225,3 @@ def peak_bytes(device: torch.device) -> int:
         return int(found["allocated_bytes"]["all"]["peak"]) if found else 0
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-# The machine's readings beside a run on a torch device: which GPU that is, and who reads it.
-
-
-NO_AMD = "An AMD GPU is not read beside a run: that needs NVIDIA's NVML."
-
-
-def sample_telemetry(
-    store: Path, run_id: str, device: torch.device, *, as_child: bool = True
-) -> Readings:
-    """Start reading beside the run of this process (see ampscope.telemetry.sampler_process)."""
-    readings = beside(store, run_id, as_child=as_child)
-    if device != UNDECIDED:
-        read_too(readings, device)
-    return readings
-
-
-def read_too(readings: Readings, device: torch.device) -> None:
-    """Have the run's GPU read from here on; a CPU is read from the start."""
-    if device.type == "cuda" and torch.version.hip:
-        readings.note = readings.note or NO_AMD
-    elif device.type == "cuda":
-        readings.add(str(device), uuid_of(device))
-
-
-def uuid_of(device: torch.device) -> str:
-    """What NVML knows the GPU by; empty for a CPU. torch's own number counts the GPUs that
-    CUDA_VISIBLE_DEVICES leaves, in CUDA's order."""
-    if device.type != "cuda":
-        return ""
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

@@ -32,6 +32,8 @@ from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import Batch
 
 CLIPPED = 0.999  # of the norm: less than this is a clip, and not the rounding of unscale_
+MOST_SKIPS = 100  # a search from 2^32 skips 20 steps; a run that skips more has shown enough
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Instruments:
@@ -206,18 +208,13 @@ class Instruments:
         return every > 0 and self._step % every == 0
 
 
-# Runs the fp32 shadow's own step at sampled steps, where the workload allows one.
-#
-# Without a shadow, values lost in half precision cannot be distinguished from those that were
-# always zero; the reason is kept as a sentence for the page that would have shown it.
-
-
-MOST_SKIPS = 100  # a search from 2^32 skips 20 steps; a run that skips more has shown enough
-_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
 class ShadowRuns:
-    """One shadow every ``every`` steps; 0, or fp32 training, is none."""
+    """Runs the fp32 shadow's own step every ``every`` steps, where the workload allows one; 0, or
+    fp32 training, is none.
+
+    Without a shadow, values lost in half precision cannot be distinguished from those that were
+    always zero; the reason is kept as a sentence for the page that would have shown it.
+    """
 
     def __init__(self, training: Training, names: ModelMap, every: int, time: OwnTime) -> None:
         self.note = ""  # why there is no shadow although one was asked for

@@ -3,8 +3,8 @@
 The script keeps its arguments, its working directory and its way of importing the files beside it;
 its own exception goes to its own ``sys.excepthook``. What it forks runs on unwatched.
 
-:func:`run_script` is one such run; :func:`run_child` is the child process around it, from the
-queued run to the recorded outcome.
+:func:`run_child` is the child process, from the queued run to the recorded outcome;
+:func:`run_script` is the one run of a script inside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 
 from ampscope import extensions
 from ampscope.capture.script.dtype_ledger import shifted_seeds
-from ampscope.capture.script.op_taint import fixed_sentence
+from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.control import BASELINE, TAPS, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
@@ -81,16 +81,172 @@ from ampscope.source_lines import SourceLines, line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings
 
+EXIT_FAILED = 2
+# Seconds without a step after which the wait is told, and by which factor it grows until it is told
+# again: 10 s, 20 s, 40 s.
+FIRST_TOLD_S, TOLD_AGAIN = 10.0, 2.0
+_LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 CLEANED_UP_S = 3.0  # for what a script registered with ``atexit``, where it is run again
 UNLIMITED = (
     "The memory limit was not applied: on a machine with GPUs it bounds their memory, and this "
     "script stayed on the CPU."
 )
-
-
 # How long half precision is waited for: so many times ``spec.steps`` at most, and so many seconds
 # after those steps.
 MOST_WAITED, MOST_WAITED_S = 3, 24.0
+
+
+def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = None) -> int:
+    """Run the script of a queued run and write what happened. Returns an exit status.
+
+    ``private``: folder for the script's own view of its files; None lets it write for real.
+    """
+    run = adopted(store, run_id, spec, private)
+    if run is None:
+        return EXIT_FAILED
+    writer, store, spec = run.writer, run.store, run.spec
+    writing = ScriptWriting(writer)
+    readings = Readings()
+    machine: Machine  # until the script has shown where it is, what is known before
+
+    def located(device: torch.device) -> bool:
+        """Whether the run has just shown that it is on another device than was known."""
+        nonlocal machine
+        if not has_gpu or str(device) == machine.device:
+            return False
+        machine = machine_of_script(spec, device)
+        writer.wait_for(machine)
+        return True
+
+    def stepped(recorder: ScriptRecorder) -> None:
+        if located(recorder.device) and spec.control == BASELINE:
+            read_too(readings, recorder.device)
+        writing.write_if_due(recorder)
+
+    def written(result: ScriptResult) -> tuple[State, str]:
+        judged = dict(spec.settings).get(JUDGED_RANK)
+        wanted = None if judged is None else int(judged)
+        taken = of_one_rank(store, run_id, result.observations, wanted)
+        observations = taken or result.observations
+        if taken and not result.outcome.steps:
+            writer.wait_for(machine_of_rank(store, run_id, outcome_of(taken).rank) or machine)
+        elif result.outcome.steps or not result.processes:
+            located(result.device)
+        writing.write(observations, result.measured, last=True)
+        return ending(outcome_of(observations), spec, result.processes, has_cuda=has_gpu)
+
+    def leaves_at_once(result: ScriptResult) -> None:
+        how = written(result)
+        readings.stop()
+        if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
+            writer.finish(*how)
+
+    state, message, details = State.FINISHED, "", ""
+    try:
+        machine = machine_of_script(spec)
+        has_gpu = machine.policy == "cuda"
+        limit_memory(spec.memory_limit_mib, "cuda" if has_gpu else "cpu")
+        with _Watchdog(store, writer, writing, spec) as watchdog:
+            writer.start(machine)
+            if spec.control == BASELINE:
+                device = torch.device(machine.device)
+                readings = sample_telemetry(store, run_id, device, as_child=False)
+            watchdog.start_clock()
+            cancelled = watchdog.cancelled.is_set
+            following = RunCallbacks(stepped, leaves_at_once, cancelled, run.notes)
+            ranks = Ranks(store, run_id, spec, machine.policy, run_action)
+            result = run_script(spec, machine.policy, following, ranks)
+            (state, message), details = written(result), result.traceback
+            message = f"{message} {readings.stop()}".strip()
+            end_python()
+    except (BadInput, StoreError) as error:
+        state, message = State.FAILED, str(error)
+    except BaseException as error:
+        is_known = isinstance(error, InternalError)
+        what = str(error) if is_known else f"{type(error).__name__}: {error}"
+        state, message = State.FAILED, f"ampscope itself failed, not the script: {what}"
+        details = traceback.format_exc()
+    readings.stop()
+    try:
+        writer.finish(state, message, details)
+    except AmpscopeError:
+        return EXIT_FAILED
+    return 0
+
+
+def outcome_of(observations: Sequence[Observation]) -> Outcome:
+    """The last of a run's observations."""
+    last = observations[-1]
+    assert isinstance(last, Outcome)
+    return last
+
+
+class _Watchdog(Watchdog):
+    """Ends a script that hangs, and says after which limit and how many steps. While the first step
+    is not there, it says how long it is waited for, and where the script is."""
+
+    def __init__(
+        self, store: Path, writer: RunWriter, writing: ScriptWriting, spec: RunSpec
+    ) -> None:
+        super().__init__(writer, hard_limit_s(spec))
+        self._store = store
+        self._writing = writing
+        self._spec = spec
+        self._lines = SourceLines(folder_of(spec.workload))
+        self._told_s = 0.0  # when it was last said that a first step is waited for
+
+    def _tell(self, elapsed_s: float) -> None:
+        has_step = self._writing.steps > 0
+        if not has_step and elapsed_s < max(FIRST_TOLD_S, TOLD_AGAIN * self._told_s):
+            return
+        if not has_step and steps_of_ranks(self._store, self._writer.run_id) == 0:
+            self._told_s = elapsed_s
+            skip_to = self._spec.skip_to
+            what = f"optimizer step {skip_to:,}" if skip_to else "the first optimizer step"
+            told = f"waiting for {what}: {elapsed_s:.0f} s so far{_place(self._lines)}"
+            self._writer.tell(told)
+        elif self._told_s:
+            self._told_s = 0.0
+            self._writer.tell("")
+
+    def _end(self, status: int, state: State, message: str) -> None:
+        if state is State.FAILED:
+            done = max(self._writing.steps, steps_of_ranks(self._store, self._writer.run_id))
+            message = passed_limit(self._spec.time_limit_s, done)
+            message = message if done else with_hint(message, self._spec, has_cuda=has_cuda())
+        super()._end(status, state, message)
+
+
+def _place(lines: SourceLines) -> str:
+    """Where the main thread is in the user's own code; "" where it is in none, as a launcher's."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not lines.is_user(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    name = frame.f_code.co_name
+    inside = "" if name.startswith("<") else f"in {name} "
+    return f", {inside}at {line_name((frame.f_code.co_filename, frame.f_lineno))}"
+
+
+def settle(out: Path, err: Path, parent: int) -> None:
+    """Make this fork of ``parent`` a process of the script's: a group of its own, so that what it
+    starts can be ended with it; its output into files; no input; first to go when memory runs
+    out. It ends with its parent, after which files are put back (Linux)."""
+    os.setsid()
+    die_with_parent(wanted=True)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it at its start
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    for descriptor, path in ((1, out), (2, err)):
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(target, descriptor)
+        os.close(target)
+    with contextlib.suppress(OSError):  # Linux only
+        Path("/proc/self/oom_score_adj").write_text(_LIKELIEST_VICTIM)
 
 
 class InternalError(Exception):
@@ -266,13 +422,13 @@ class _Run:
         """An optimizer step ended, taken or skipped."""
         if not self.processes.is_own:
             return
-        sleep = self.recorder.sleep
+        skip = self.recorder.skip
         elapsed_s = time.monotonic() - self.started
-        if sleep.is_asleep:  # the time limit is one of the wait, and then one of what is recorded
+        if skip.is_waiting:  # the time limit is one of the wait, and then one of what is recorded
             count = 0
         else:
             self.following.on_optimizer_step(self.recorder)
-            count, elapsed_s = count - sleep.passed, elapsed_s - sleep.elapsed_s
+            count, elapsed_s = count - skip.passed, elapsed_s - skip.elapsed_s
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
         if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
@@ -370,7 +526,7 @@ class _Run:
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
         watch = recorder.watch
-        unseen = recorder.sleep.note, recorder.window.note, watch.sleep_note, watch.graph_note
+        unseen = recorder.skip.note, recorder.window.note, watch.sleep_note, watch.graph_note
         if self.spec.memory_limit_mib and self.policy == "cuda" and recorder.device.type == "cpu":
             failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
@@ -387,168 +543,3 @@ class _Run:
             end_python()
             os._exit(result.outcome.exit_code & 0xFF)
         return result
-
-
-# One run of a script in a child process: from the queued run to the recorded outcome.
-
-
-EXIT_FAILED = 2
-# Seconds without a step after which the wait is told, and by which factor it grows until it is told
-# again: 10 s, 20 s, 40 s.
-FIRST_TOLD_S, TOLD_AGAIN = 10.0, 2.0
-_LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
-
-
-def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = None) -> int:
-    """Run the script of a queued run and write what happened. Returns an exit status.
-
-    ``private``: folder for the script's own view of its files; None lets it write for real.
-    """
-    run = adopted(store, run_id, spec, private)
-    if run is None:
-        return EXIT_FAILED
-    writer, store, spec = run.writer, run.store, run.spec
-    writing = ScriptWriting(writer)
-    readings = Readings()
-    machine: Machine  # until the script has shown where it is, what is known before
-
-    def located(device: torch.device) -> bool:
-        """Whether the run has just shown that it is on another device than was known."""
-        nonlocal machine
-        if not has_gpu or str(device) == machine.device:
-            return False
-        machine = machine_of_script(spec, device)
-        writer.wait_for(machine)
-        return True
-
-    def stepped(recorder: ScriptRecorder) -> None:
-        if located(recorder.device) and spec.control == BASELINE:
-            read_too(readings, recorder.device)
-        writing.write_if_due(recorder)
-
-    def written(result: ScriptResult) -> tuple[State, str]:
-        judged = dict(spec.settings).get(JUDGED_RANK)
-        wanted = None if judged is None else int(judged)
-        taken = of_one_rank(store, run_id, result.observations, wanted)
-        observations = taken or result.observations
-        if taken and not result.outcome.steps:
-            writer.wait_for(machine_of_rank(store, run_id, outcome_of(taken).rank) or machine)
-        elif result.outcome.steps or not result.processes:
-            located(result.device)
-        writing.write(observations, result.measured, last=True)
-        return ending(outcome_of(observations), spec, result.processes, has_cuda=has_gpu)
-
-    def leaves_at_once(result: ScriptResult) -> None:
-        how = written(result)
-        readings.stop()
-        if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
-            writer.finish(*how)
-
-    state, message, details = State.FINISHED, "", ""
-    try:
-        machine = machine_of_script(spec)
-        has_gpu = machine.policy == "cuda"
-        limit_memory(spec.memory_limit_mib, "cuda" if has_gpu else "cpu")
-        with _Watchdog(store, writer, writing, spec) as watchdog:
-            writer.start(machine)
-            if spec.control == BASELINE:
-                device = torch.device(machine.device)
-                readings = sample_telemetry(store, run_id, device, as_child=False)
-            watchdog.start_clock()
-            cancelled = watchdog.cancelled.is_set
-            following = RunCallbacks(stepped, leaves_at_once, cancelled, run.notes)
-            ranks = Ranks(store, run_id, spec, machine.policy, run_action)
-            result = run_script(spec, machine.policy, following, ranks)
-            (state, message), details = written(result), result.traceback
-            message = f"{message} {readings.stop()}".strip()
-            end_python()
-    except (BadInput, StoreError) as error:
-        state, message = State.FAILED, str(error)
-    except BaseException as error:
-        is_known = isinstance(error, InternalError)
-        what = str(error) if is_known else f"{type(error).__name__}: {error}"
-        state, message = State.FAILED, f"ampscope itself failed, not the script: {what}"
-        details = traceback.format_exc()
-    readings.stop()
-    try:
-        writer.finish(state, message, details)
-    except AmpscopeError:
-        return EXIT_FAILED
-    return 0
-
-
-def outcome_of(observations: Sequence[Observation]) -> Outcome:
-    """The last of a run's observations."""
-    last = observations[-1]
-    assert isinstance(last, Outcome)
-    return last
-
-
-class _Watchdog(Watchdog):
-    """Ends a script that hangs, and says after which limit and how many steps. While the first step
-    is not there, it says how long it is waited for, and where the script is."""
-
-    def __init__(
-        self, store: Path, writer: RunWriter, writing: ScriptWriting, spec: RunSpec
-    ) -> None:
-        super().__init__(writer, hard_limit_s(spec))
-        self._store = store
-        self._writing = writing
-        self._spec = spec
-        self._lines = SourceLines(folder_of(spec.workload))
-        self._told_s = 0.0  # when it was last said that a first step is waited for
-
-    def _tell(self, elapsed_s: float) -> None:
-        has_step = self._writing.steps > 0
-        if not has_step and elapsed_s < max(FIRST_TOLD_S, TOLD_AGAIN * self._told_s):
-            return
-        if not has_step and steps_of_ranks(self._store, self._writer.run_id) == 0:
-            self._told_s = elapsed_s
-            self._writer.tell(f"{_awaited(self._spec, elapsed_s)}{_place(self._lines)}")
-        elif self._told_s:
-            self._told_s = 0.0
-            self._writer.tell("")
-
-    def _end(self, status: int, state: State, message: str) -> None:
-        if state is State.FAILED:
-            done = max(self._writing.steps, steps_of_ranks(self._store, self._writer.run_id))
-            message = passed_limit(self._spec.time_limit_s, done)
-            message = message if done else with_hint(message, self._spec, has_cuda=has_cuda())
-        super()._end(status, state, message)
-
-
-def _awaited(spec: RunSpec, elapsed_s: float) -> str:
-    what = f"optimizer step {spec.skip_to:,}" if spec.skip_to else "the first optimizer step"
-    return f"waiting for {what}: {elapsed_s:.0f} s so far"
-
-
-def _place(lines: SourceLines) -> str:
-    """Where the main thread is in the user's own code; "" where it is in none, as a launcher's."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not lines.is_user(frame.f_code):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    name = frame.f_code.co_name
-    inside = "" if name.startswith("<") else f"in {name} "
-    return f", {inside}at {line_name((frame.f_code.co_filename, frame.f_lineno))}"
-
-
-def settle(out: Path, err: Path, parent: int) -> None:
-    """Make this fork of ``parent`` a process of the script's: a group of its own, so that what it
-    starts can be ended with it; its output into files; no input; first to go when memory runs
-    out. It ends with its parent, after which files are put back (Linux)."""
-    os.setsid()
-    die_with_parent(wanted=True)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it at its start
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    for descriptor, path in ((1, out), (2, err)):
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(target, descriptor)
-        os.close(target)
-    with contextlib.suppress(OSError):  # Linux only
-        Path("/proc/self/oom_score_adj").write_text(_LIKELIEST_VICTIM)

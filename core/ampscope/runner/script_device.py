@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ampscope.patches import Patches
-from ampscope.runner.controls import HalfRequests
 from ampscope.runner.device import has_cuda
+from ampscope.runner.half_requests import HalfRequests
 from ampscope.source_lines import SourceLines, line_name
 
 

@@ -66,19 +66,6 @@ WAIT_S, POLL_S = 5.0, 0.05  # for ranks that end together with the process that 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What a followed child must know of the run that starts it."""
-
-    store: str
-    run_id: str
-    policy: str
-    workload: str
-    index: int  # in the order in which children were started
-    world: int
-    bound: bool = True  # it is to end with the thread that starts it
-
-
 class Ranks:
     """Follows the processes that a script starts while :meth:`watching`."""
 
@@ -193,6 +180,19 @@ class Ranks:
         return self._lines.is_user(compile("", os.path.abspath(path), "exec"))
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a followed child must know of the run that starts it."""
+
+    store: str
+    run_id: str
+    policy: str
+    workload: str
+    index: int  # in the order in which children were started
+    world: int
+    bound: bool = True  # it is to end with the thread that starts it
+
+
 def is_helper(process: Any) -> bool:
     """Whether a ``Process`` is one that a library starts for itself."""
     target = getattr(process, "_target", None)
@@ -201,99 +201,10 @@ def is_helper(process: Any) -> bool:
     return owner.startswith(_HELPERS) and runs_target
 
 
-def group_of(run_id: str) -> str:
-    """The group of the ranks that a run has started."""
-    return f"{run_id}-ranks"
-
-
-def steps_of_ranks(store: Path, run_id: str) -> int:
-    """Optimizer steps of the rank that came farthest; 0 without ranks."""
-    with Reader(store) as reader:
-        return max((r.steps_done for r in reader.group(group_of(run_id))), default=0)
-
-
-def of_one_rank(
-    store: Path, run_id: str, own: Sequence[Observation], wanted: int | None = None
-) -> list[Observation] | None:
-    """What one rank of the run recorded, closed with how the run itself ended: the ``wanted`` one,
-    else the one whose own numbers were the first to go wrong (:func:`first_at_fault`), else the
-    first that has trained, else the first that has raised, for its launcher only says that a child
-    failed. A run that makes steps itself is one of the ranks where it trains together with those
-    that it has started, as under Lightning's launcher. None where there is no rank to take."""
-    outcome = own[-1]
-    if not isinstance(outcome, Outcome):
-        return None
-    with Reader(store) as reader:
-        ranks = _ended_ranks(reader, run_id, WAIT_S if outcome.steps else 0.0)
-        ended = [(r, list(reader.observations(r.id))) for r in ranks]
-        ended = [(r, s) for r, s in ended if s and isinstance(s[-1], Outcome)]
-        if outcome.steps:
-            ended = _with_launcher(reader.run(run_id), own, ended)
-    if not ended:
-        return None
-    found = first_at_fault([(r, RunView(r.spec.control, r.id, s)) for r, s in ended])
-    if wanted is None:
-        place = found.place if found else 0
-    else:
-        place = next((n for n, (r, _) in enumerate(ended) if r.spec.rank == wanted), 0)
-    info, observations = ended[place]
-    rank, world = observations[-1], _world([r for r, _ in ended])
-    assert isinstance(rank, Outcome)
-    told = f"Judged by rank {info.spec.rank} of {world}, in a process of its own."
-    if found is not None and found.place == place and world > 1:
-        told += f" {found.sentence}"
-    launchers = () if rank is outcome else outcome.notes
-    notes = (*rank.notes, *launchers, told)
-    joined = dataclasses.replace(rank, notes=notes, rank=info.spec.rank, ranks=world)
-    if outcome.ended in ("exit", "exception") and rank.ended != "exception":
-        if any(r.state is State.LOST for r in ranks):  # killed: only what started it says so
-            errors = {f.name: getattr(outcome, f.name) for f in _ERRORS}
-            said = outcome.error_text.strip().partition("\n")[0][:MAX_TEXT]
-            dead = f"A rank's process was killed{f': {said}' if said else ''}."
-            notes = (*joined.notes, dead)
-            joined = dataclasses.replace(joined, ended=outcome.ended, notes=notes, **errors)
-        elif rank.ended in ("returned", "exit") and not rank.exit_code:  # another rank failed
-            joined = dataclasses.replace(joined, ended="exit", exit_code=outcome.exit_code)
-    return [*observations[:-1], joined]
-
-
-_ERRORS = [f for f in dataclasses.fields(Outcome) if f.name.startswith(("error_", "exit_"))]
-
-
-def machine_of_rank(store: Path, run_id: str, rank: int) -> Machine | None:
-    """Where a rank of the run was."""
-    with Reader(store) as reader:
-        ranks = reader.group(group_of(run_id))
-    return next((r.machine for r in ranks if r.spec.rank == rank), None)
-
-
-def _ended_ranks(reader: Reader, run_id: str, wait_s: float) -> list[RunInfo]:
-    """Those that have trained first, by rank. One that is about to end gets ``wait_s`` for it."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        ranks = reader.group(group_of(run_id))
-        if not any(r.state.is_active for r in ranks) or time.monotonic() > deadline:
-            return sorted(ranks, key=lambda r: (not r.steps_done, r.spec.rank, r.created))
-        time.sleep(POLL_S)
-
-
-def _with_launcher(
-    info: RunInfo, own: Sequence[Observation], ranks: list[tuple[RunInfo, list[Observation]]]
-) -> list[tuple[RunInfo, list[Observation]]]:
-    """The ranks of a training in which the launching run is the one that is missing among them, and
-    that run first; none where it is no such training."""
-    together = [(r, s) for r, s in ranks if r.spec.world > 1]
-    world = _world([r for r, _ in together]) if together else 1
-    there = {r.spec.rank for r, _ in together}
-    missing = next((rank for rank in range(world) if rank not in there), None)
-    if not together or missing is None:
-        return []
-    spec = dataclasses.replace(info.spec, rank=missing, world=world)
-    return [(dataclasses.replace(info, spec=spec, ended=time.time()), list(own)), *together]
-
-
-def _world(ranks: Sequence[RunInfo]) -> int:
-    return max(len({r.spec.rank for r in ranks}), *(r.spec.world for r in ranks))
+def _is_this_python(command: str) -> bool:
+    if command == sys.executable:
+        return True
+    return os.path.isabs(command) and os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
 class _Followed:
@@ -321,6 +232,66 @@ _IMPORT = """try:
 except Exception:
     pass  # the process trains on, unrecorded
 """
+
+
+def main() -> None:
+    """Run a script that a launcher starts."""
+    from ampscope.runner.script import run_action
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--bound", action="store_true")
+    parser.add_argument("--launches", action="store_true")
+    split = sys.argv.index("--")
+    found, rest = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    if rest[0] == "-m":
+        workload, args = f"-m {rest[1]}", rest[2:]
+    else:
+        workload, args = os.path.abspath(rest[0]), rest[1:]
+    sys.argv = arguments(workload, args)
+    put_folder_first(workload)
+    ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1, found.bound)
+
+    def action() -> None:
+        seed_all()
+        execute(workload)
+
+    follow(ticket, run_action, action, launches=found.launches)
+
+
+def follow(
+    ticket: Ticket, act: Callable[..., Any], action: Callable[[], Any], *, launches: bool = False
+) -> Any:
+    """Call ``action`` under the watch and the launching run's control; returns what it returns, and
+    raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
+    the processes that it starts are followed in turn. A rank that cannot be recorded trains without
+    the watch. Nothing is imported here: in a forked child the script may have put another function
+    in the place of ``__import__``."""
+    end_with_launching_process(ticket)
+    store = Path(ticket.store)
+    launcher: RunInfo | None = None
+    try:
+        with Reader(store) as reader:
+            launcher = reader.run(ticket.run_id)
+    except Exception as error:
+        _tell(error, "is not recorded, and trains without what this run changes")
+    if launcher is None:
+        return action()
+    spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
+    ranks = Ranks(store, ticket.run_id, spec, ticket.policy, act) if launches else None
+    limit_memory(spec.memory_limit_mib, "cuda" if ticket.policy == "cuda" else "cpu")
+    record = _Record(ticket, spec, launcher.machine, ranks)
+    return act(spec, ticket.policy, record.step, record.close, action, ranks)
+
+
+def end_with_launching_process(ticket: Ticket) -> None:
+    """If this process is bound to it."""
+    if ticket.bound:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class _Record:
@@ -398,80 +369,106 @@ def _place(ticket: Ticket) -> tuple[int, int]:
     return rank, int(os.environ.get("WORLD_SIZE", ticket.world))
 
 
-def follow(
-    ticket: Ticket, act: Callable[..., Any], action: Callable[[], Any], *, launches: bool = False
-) -> Any:
-    """Call ``action`` under the watch and the launching run's control; returns what it returns, and
-    raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
-    the processes that it starts are followed in turn. A rank that cannot be recorded trains without
-    the watch. Nothing is imported here: in a forked child the script may have put another function
-    in the place of ``__import__``."""
-    end_with_launching_process(ticket)
-    store = Path(ticket.store)
-    launcher: RunInfo | None = None
-    try:
-        with Reader(store) as reader:
-            launcher = reader.run(ticket.run_id)
-    except Exception as error:
-        _tell(error, "is not recorded, and trains without what this run changes")
-    if launcher is None:
-        return action()
-    spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
-    ranks = Ranks(store, ticket.run_id, spec, ticket.policy, act) if launches else None
-    limit_memory(spec.memory_limit_mib, "cuda" if ticket.policy == "cuda" else "cpu")
-    record = _Record(ticket, spec, launcher.machine, ranks)
-    return act(spec, ticket.policy, record.step, record.close, action, ranks)
-
-
-def end_with_launching_process(ticket: Ticket) -> None:
-    """If this process is bound to it."""
-    if ticket.bound:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def main() -> None:
-    """Run a script that a launcher starts."""
-    from ampscope.runner.script import run_action
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--store", required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--policy", required=True)
-    parser.add_argument("--index", type=int, required=True)
-    parser.add_argument("--bound", action="store_true")
-    parser.add_argument("--launches", action="store_true")
-    split = sys.argv.index("--")
-    found, rest = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
-    if rest[0] == "-m":
-        workload, args = f"-m {rest[1]}", rest[2:]
+def of_one_rank(
+    store: Path, run_id: str, own: Sequence[Observation], wanted: int | None = None
+) -> list[Observation] | None:
+    """What one rank of the run recorded, closed with how the run itself ended: the ``wanted`` one,
+    else the one whose own numbers were the first to go wrong (:func:`first_at_fault`), else the
+    first that has trained, else the first that has raised, for its launcher only says that a child
+    failed. A run that makes steps itself is one of the ranks where it trains together with those
+    that it has started, as under Lightning's launcher. None where there is no rank to take."""
+    outcome = own[-1]
+    if not isinstance(outcome, Outcome):
+        return None
+    with Reader(store) as reader:
+        ranks = _ended_ranks(reader, run_id, WAIT_S if outcome.steps else 0.0)
+        ended = [(r, list(reader.observations(r.id))) for r in ranks]
+        ended = [(r, s) for r, s in ended if s and isinstance(s[-1], Outcome)]
+        if outcome.steps:
+            ended = _with_launcher(reader.run(run_id), own, ended)
+    if not ended:
+        return None
+    found = first_at_fault([(r, RunView(r.spec.control, r.id, s)) for r, s in ended])
+    if wanted is None:
+        place = found.place if found else 0
     else:
-        workload, args = os.path.abspath(rest[0]), rest[1:]
-    sys.argv = arguments(workload, args)
-    put_folder_first(workload)
-    ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1, found.bound)
+        place = next((n for n, (r, _) in enumerate(ended) if r.spec.rank == wanted), 0)
+    info, observations = ended[place]
+    rank, world = observations[-1], _world([r for r, _ in ended])
+    assert isinstance(rank, Outcome)
+    told = f"Judged by rank {info.spec.rank} of {world}, in a process of its own."
+    if found is not None and found.place == place and world > 1:
+        told += f" {found.sentence}"
+    launchers = () if rank is outcome else outcome.notes
+    notes = (*rank.notes, *launchers, told)
+    joined = dataclasses.replace(rank, notes=notes, rank=info.spec.rank, ranks=world)
+    if outcome.ended in ("exit", "exception") and rank.ended != "exception":
+        if any(r.state is State.LOST for r in ranks):  # killed: only what started it says so
+            errors = {f.name: getattr(outcome, f.name) for f in _ERRORS}
+            said = outcome.error_text.strip().partition("\n")[0][:MAX_TEXT]
+            dead = f"A rank's process was killed{f': {said}' if said else ''}."
+            notes = (*joined.notes, dead)
+            joined = dataclasses.replace(joined, ended=outcome.ended, notes=notes, **errors)
+        elif rank.ended in ("returned", "exit") and not rank.exit_code:  # another rank failed
+            joined = dataclasses.replace(joined, ended="exit", exit_code=outcome.exit_code)
+    return [*observations[:-1], joined]
 
-    def action() -> None:
-        seed_all()
-        execute(workload)
 
-    follow(ticket, run_action, action, launches=found.launches)
+_ERRORS = [f for f in dataclasses.fields(Outcome) if f.name.startswith(("error_", "exit_"))]
 
 
-def _is_this_python(command: str) -> bool:
-    if command == sys.executable:
-        return True
-    return os.path.isabs(command) and os.path.realpath(command) == os.path.realpath(sys.executable)
+def machine_of_rank(store: Path, run_id: str, rank: int) -> Machine | None:
+    """Where a rank of the run was."""
+    with Reader(store) as reader:
+        ranks = reader.group(group_of(run_id))
+    return next((r.machine for r in ranks if r.spec.rank == rank), None)
 
 
-# Processes that a script starts: they are not watched, and must not write to the run's store.
-#
-# A forked child inherits every patch and the open store. It keeps the patches, which do no harm,
-# and loses the watch; what it does is not recorded.
+def steps_of_ranks(store: Path, run_id: str) -> int:
+    """Optimizer steps of the rank that came farthest; 0 without ranks."""
+    with Reader(store) as reader:
+        return max((r.steps_done for r in reader.group(group_of(run_id))), default=0)
+
+
+def group_of(run_id: str) -> str:
+    """The group of the ranks that a run has started."""
+    return f"{run_id}-ranks"
+
+
+def _ended_ranks(reader: Reader, run_id: str, wait_s: float) -> list[RunInfo]:
+    """Those that have trained first, by rank. One that is about to end gets ``wait_s`` for it."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        ranks = reader.group(group_of(run_id))
+        if not any(r.state.is_active for r in ranks) or time.monotonic() > deadline:
+            return sorted(ranks, key=lambda r: (not r.steps_done, r.spec.rank, r.created))
+        time.sleep(POLL_S)
+
+
+def _with_launcher(
+    info: RunInfo, own: Sequence[Observation], ranks: list[tuple[RunInfo, list[Observation]]]
+) -> list[tuple[RunInfo, list[Observation]]]:
+    """The ranks of a training in which the launching run is the one that is missing among them, and
+    that run first; none where it is no such training."""
+    together = [(r, s) for r, s in ranks if r.spec.world > 1]
+    world = _world([r for r, _ in together]) if together else 1
+    there = {r.spec.rank for r, _ in together}
+    missing = next((rank for rank in range(world) if rank not in there), None)
+    if not together or missing is None:
+        return []
+    spec = dataclasses.replace(info.spec, rank=missing, world=world)
+    return [(dataclasses.replace(info, spec=spec, ended=time.time()), list(own)), *together]
+
+
+def _world(ranks: Sequence[RunInfo]) -> int:
+    return max(len({r.spec.rank for r in ranks}), *(r.spec.world for r in ranks))
 
 
 class Processes:
-    """Counts the processes that were started while :meth:`watching` and that may train."""
+    """Counts the processes that were started while :meth:`watching` and that may train. They are
+    not watched, and must not write to the run's store: a forked child inherits every patch and the
+    open store. It keeps the patches, which do no harm, and loses the watch; what it does is not
+    recorded."""
 
     def __init__(self, on_fork: Callable[[], None]) -> None:
         self.owner = os.getpid()

@@ -1,8 +1,7 @@
 """Everything that watches an untouched script; the result is a list of observations.
 
 :class:`ScriptRecorder` puts the instruments of ``capture/script`` together. :class:`ScriptWriting`
-keeps what was seen while the script runs, for it may be killed. :class:`ScriptScans` looks at
-models and batches, :class:`RaisedErrors` at errors out of forward and backward passes.
+keeps what was seen while the script runs, for it may be killed.
 """
 
 from __future__ import annotations
@@ -11,57 +10,60 @@ import contextlib
 import dataclasses
 import functools
 import time
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
 from ampscope.capture.failures import ContainedPatches, Failures
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
-from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import line_uses
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.dtype_ledger import DtypeLedger
 from ampscope.capture.script.line_uses import LineUses
-from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
-from ampscope.capture.script.op_taint import PROVENANCE
+from ampscope.capture.script.module_paths import ModulePaths, unwrapped
+from ampscope.capture.script.op_precision import OpPrecision
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.optimizer_facts import scan, scan_model
-from ampscope.capture.script.optimizer_steps import OptimizerSteps, StepInstruments
+from ampscope.capture.script.optimizer_steps import OptimizerSteps
 from ampscope.capture.script.run_digests import RunDigests
 from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
+from ampscope.capture.script.script_scans import ScriptScans, inputs_call
 from ampscope.capture.tensors import (
     HALF,
     all_finite,
     floating_tensors,
-    holds_numbers,
     in_backward,
     is_capturing,
     plain,
-    readable,
 )
 from ampscope.capture.training_events import StepEvents, StepListener
-from ampscope.capture.user_objects import buffers, modules, parameters, parameters_of
+from ampscope.capture.user_objects import modules, parameters, parameters_of
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import Call, Observation, OptimizerStep, Outcome, Scan
+from ampscope.observations import Observation, OptimizerStep, Outcome
 from ampscope.patches import Patches
 from ampscope.policy import op_lists
 from ampscope.records import Cadence, StepRecord
 from ampscope.runner import script_ending
-from ampscope.runner.controls import HalfRequests
 from ampscope.runner.device import peak_bytes
+from ampscope.runner.half_requests import HalfRequests
 from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
 LEDGER_STEPS = 3  # first ones, in which activations and state get their dtypes
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
 PREPARES = 3_000  # and of those before a training begins
-ADDED: list[Observation] = []  # what a script of ampscope's own says of itself, in its process
+WRITING_SHARE = 0.05
+LONGEST_PAUSE_S = 10.0
+MAX_TEXT = 2_000
+# A caught error is reported with its text where it is frequent; once is a way to try things.
+MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the steps and the errors together
+# On the error itself, because ids are used again: path of the innermost module; that it is counted.
+_MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"
+# What a script of ampscope's own states of itself, in its process: a script gets no parameter.
+STATED: list[Observation] = []
 
 
 class ScriptRecorder:
@@ -87,9 +89,17 @@ class ScriptRecorder:
         )
         self.window = Window()
         self.histograms = ScriptHistograms(self.paths, cadence)
+        self.ledger = DtypeLedger(self.lines, self._region)
+        self.digests: RunDigests | None = None
+        if op_step is not None:
+            self.digests = RunDigests(self.paths, self.histograms, self.watch.names, op_step)
         calls, watch = Calls(self.lines), self.watch
         self.steps = OptimizerSteps(
-            calls, watch.taint_of, watch.writes, self._digesting(op_step), self._optimizer_stepped
+            calls,
+            watch.taint_of,
+            watch.writes,
+            self.histograms if self.digests is None else self.digests,
+            self._optimizer_stepped,
         )
         self.precision = OpPrecision()
         self.requests = HalfRequests(self.lines)
@@ -107,16 +117,7 @@ class ScriptRecorder:
         self._cpu_s = [0.0, 0.0]  # of this process, at the end of the first step and of the last
         self._steps_timed = 0
         self._device: torch.device | None = None
-        self.sleep = Sleep(skip_to, on_optimizer_step)
-
-    def _digesting(self, op_step: int | None) -> StepInstruments:
-        """What looks at each step: the histograms, and the digests where they are wanted."""
-        self.ledger = DtypeLedger(self.lines, self._region)
-        self.digests: RunDigests | None = None
-        if op_step is None:
-            return self.histograms
-        self.digests = RunDigests(self.paths, self.histograms, self.watch.names, op_step)
-        return self.digests
+        self.skip = SkipTo(skip_to, on_optimizer_step)
 
     def _region(self) -> tuple[str, str]:
         """Dtype and line of the autocast region that is open."""
@@ -133,8 +134,8 @@ class ScriptRecorder:
                 stack.enter_context(self.ledger.watching(self.digests))
             stack.enter_context(self.paths)
             stack.enter_context(self.requests.watching())
-            if self.sleep.is_asleep:
-                stack.enter_context(self.sleep.until(lambda: self._put_on(stack)))
+            if self.skip.is_waiting:
+                stack.enter_context(self.skip.until(lambda: self._put_on(stack)))
             else:
                 self._put_on(stack)
             yield
@@ -148,10 +149,10 @@ class ScriptRecorder:
         # After ``paths``, which has left the module when this is called.
         after = self.failures.hook("what modules returned", self._after_forward)
         stack.enter_context(FORWARD_ALWAYS.subscribe(after))
-        if self.sleep.passed:
-            self.steps.begin_at(self.sleep.passed)
-            self.watch.new_step(self.sleep.passed)
-            self.histograms.begin_at(self.sleep.passed)
+        if self.skip.passed:
+            self.steps.begin_at(self.skip.passed)
+            self.watch.new_step(self.skip.passed)
+            self.histograms.begin_at(self.skip.passed)
         stack.enter_context(self.histograms)
         stack.enter_context(self.log)
         self.log.resume()
@@ -196,15 +197,11 @@ class ScriptRecorder:
             *self.watch.uses.records(),
             *self._line_uses.records(),
             *self.requests.records(),
-            *ADDED,
-            *self._to_compare(),
+            *STATED,
+            *([] if self.digests is None else self.digests.records()),
+            *([] if self.digests is None else self.ledger.records()),
             outcome,
         ]
-
-    def _to_compare(self) -> list[Observation]:
-        if self.digests is None:
-            return []
-        return [*self.digests.records(), *self.ledger.records()]
 
     def _op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if not self.watch.in_optimizer:
@@ -215,7 +212,7 @@ class ScriptRecorder:
             self.digests.after_op(func, args, kwargs, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
-            steps = self.steps.count - self.sleep.recorded_from
+            steps = self.steps.count - self.skip.recorded_from
             looks = steps < line_uses.STEPS or self.window.holds(self.steps.count, line_uses.STEPS)
             if looks and not self.watch.in_optimizer:
                 self._line_uses.record(func, args, kwargs, out)
@@ -344,12 +341,6 @@ class ScriptRecorder:
         self.ledger.look_around(self.steps.optimizers)
         self.ledger.step = count
 
-    @property
-    def _own_s(self) -> float:
-        """Time spent in what is none of the script's."""
-        digests_s = 0.0 if self.digests is None else self.digests.elapsed_s
-        return self.histograms.elapsed_s + digests_s
-
     def _gaps(self, uses_half: bool) -> tuple[str, ...]:
         """What the script ran that a CPU computes otherwise than CUDA (`policy.op_lists`)."""
         ops = set(self.watch.gap_ops)
@@ -369,23 +360,19 @@ class ScriptRecorder:
         """The outcome so far, with what the script was seen to use."""
         records = self.steps.records
         autocast = sorted({c.dtype for c in self.log.calls if c.name == "autocast" and c.dtype})
-        half = sorted(
-            {
-                dtype_name(p.dtype)
-                for m in self.paths.models()
-                for _, p in parameters(m)
-                if p.dtype in HALF
-            }
-        )
+        held = (p for model in self.paths.models() for _, p in parameters(model))
+        half = sorted({dtype_name(p.dtype) for p in held if p.dtype in HALF})
         flop_dtypes, flop_counts = self.precision.flops()
+        digests_s = 0.0 if self.digests is None else self.digests.elapsed_s
+        own_s = self.histograms.elapsed_s + digests_s  # none of the script's
         calls = Counter(c.name for c in self.log.calls)
         errors = facts if "error_type" in facts else {**self.errors.caught(), **facts}
         return Outcome(
             ended=ended,
-            steps=self.steps.count - self.sleep.recorded_from,
-            slept=self.sleep.passed,
+            steps=self.steps.count - self.skip.recorded_from,
+            slept=self.skip.passed,
             half_from=self.window.first or 0,
-            elapsed_s=time.perf_counter() - self.started - self._own_s,
+            elapsed_s=time.perf_counter() - self.started - own_s,
             forwards=self.watch.reads.forwards,
             backwards=calls["backward"] or calls["grad"],
             models=tuple(type(m).__name__ for m in self.paths.models()),
@@ -410,7 +397,7 @@ class ScriptRecorder:
         )
 
 
-class Sleep(StepListener):
+class SkipTo(StepListener):
     """Counts optimizer steps, taken or skipped, and does no more until ``steps`` have passed.
 
     The instruments are put on at the next call of an outermost module: there a step begins, in the
@@ -418,7 +405,7 @@ class Sleep(StepListener):
     """
 
     def __init__(self, steps: int, on_step: Callable[[int], None]) -> None:
-        self.is_asleep = steps > 0
+        self.is_waiting = steps > 0
         self.passed = 0  # steps that went by unrecorded
         self.first_s = 0.0  # seconds from the start to the end of the first step
         self.elapsed_s = 0.0  # … to the end of the last that went by
@@ -428,12 +415,12 @@ class Sleep(StepListener):
 
     @property
     def recorded_from(self) -> int:
-        """The number of the first recorded step; 0 while asleep, as none is."""
-        return 0 if self.is_asleep else self.passed
+        """The number of the first recorded step; 0 while it waits, as none is."""
+        return 0 if self.is_waiting else self.passed
 
     @contextlib.contextmanager
     def until(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Asleep from here on; ``wake`` puts the instruments on."""
+        """Waits from here on; ``wake`` puts the instruments on."""
         with StepEvents(self), Patches() as patches:
             patches.wrap(nn.Module, "__call__", functools.partial(self._call, wake))
             yield
@@ -448,23 +435,18 @@ class Sleep(StepListener):
             self._count()
 
     def _count(self) -> None:
-        if self.is_asleep:
+        if self.is_waiting:
             self.passed += 1
             self.elapsed_s = time.monotonic() - self._started
             self.first_s = self.first_s or self.elapsed_s
             self._on_step(self.passed)
 
     def _call(
-        self,
-        wake: Callable[[], None],
-        original: Any,
-        module: nn.Module,
-        *args: Any,
-        **kwargs: Any,
+        self, wake: Callable[[], None], original: Any, module: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
-        if not self.is_asleep or self.passed < self._steps or not _begins_a_step():
+        if not self.is_waiting or self.passed < self._steps or not _begins_a_step():
             return original(module, *args, **kwargs)
-        self.is_asleep = False
+        self.is_waiting = False
         wake()
         return nn.Module.__call__(module, *args, **kwargs)  # now with the instruments' wrappers
 
@@ -478,6 +460,11 @@ class Sleep(StepListener):
             f"{self._steps:,}): they ran in {self.elapsed_s:,.1f} s, of which the first took "
             f"{self.first_s:,.1f} s from the script's start. Controls apply from the start on."
         )
+
+
+def _begins_a_step() -> bool:
+    """Whether a call now is a training's forward, and no recomputation within a backward."""
+    return torch.is_grad_enabled() and not in_backward() and not torch.compiler.is_compiling()
 
 
 class Window:
@@ -513,269 +500,11 @@ class Window:
         )
 
 
-def _begins_a_step() -> bool:
-    """Whether a call now is a training's forward, and no recomputation within a backward."""
-    return torch.is_grad_enabled() and not in_backward() and not torch.compiler.is_compiling()
-
-
-# Keeps what a script's run has shown while it goes on: it may be killed at any instant.
-#
-# Each time everything so far is written anew, over what was there, closed with an outcome "killed"
-# that the real one replaces. The time between two writings follows what one takes, so that a run
-# spends a twentieth of its time on it, however much there is to write.
-
-
-WRITING_SHARE = 0.05
-LONGEST_PAUSE_S = 10.0
-
-
-class ScriptWriting:
-    """Writes a script's observations and steps to its run."""
-
-    def __init__(self, writer: RunWriter) -> None:
-        self._writer = writer
-        self.steps = 0  # seen so far
-        self._steps = 0  # written so far
-        self._op_sets: dict[int, int] = {}  # of steps that wait to be written
-        self._pace = Pace(WRITING_SHARE, longest_s=LONGEST_PAUSE_S)
-
-    def write_if_due(self, recorder: ScriptRecorder) -> None:
-        """Write what there is, unless that was done a moment ago."""
-        self.steps = recorder.steps.count
-        started = time.monotonic()
-        if self.steps > FIRST_STEPS and not self._pace.is_due(started):
-            return
-        self.write(recorder.so_far(), recorder.histograms.take())
-        self._pace.wrote(started, time.monotonic() - started)
-
-    def write(
-        self,
-        observations: Sequence[Observation],
-        measured: ScriptMeasurements,
-        *,
-        last: bool = False,
-    ) -> None:
-        """Write all of a run's observations over those that were there, and its new steps.
-
-        A fused optimizer shows only after its step that it left it out, so the newest step waits.
-        """
-        self._writer.add_observations(observations)
-        self._add(measured)
-        steps = [o for o in observations if isinstance(o, OptimizerStep)]
-        settled = steps if last else steps[:-1]
-        for record in settled[self._steps :]:
-            self._writer.add_step(_step(record, self._op_sets.pop(record.step, None)))
-        self._steps = max(self._steps, len(settled))
-        self._writer.flush()
-
-    def _add(self, measured: ScriptMeasurements) -> None:
-        writer = self._writer
-        writer.add_modules(measured.modules)
-        writer.add_nonfinite(measured.nonfinite)
-        for frame in measured.frames:
-            writer.add_frame(frame)
-        for op_set, ops in measured.ops:
-            writer.add_ops(op_set, ops)
-        self._op_sets.update(measured.op_sets)
-
-
-def _step(record: OptimizerStep, op_set: int | None) -> StepRecord:
-    return StepRecord(
-        step=record.step,
-        loss=record.loss,
-        scale=record.scale if record.scaler else None,
-        skipped=record.skipped,
-        grad_norm=record.grad_norm if not record.grad_nonfinite else float("nan"),
-        lr=record.lr,
-        moved_share=record.moved_share,
-        op_set=op_set,
-        ended_at=record.ended_at,
-        unclipped_norm=record.unclipped_norm,
-    )
-
-
-# What a script's models and batches look like: at first sight, on the way in, and at the end.
-#
-# A NaN that came with the data or the initial weights is no fault of any op, so these are looked
-# at before the first op sees them.
-
-
-MAX_ALIKE = 10  # models with the same names: a copy for each evaluation, one for each fold
-MAX_FIRST_SIGHT_NUMEL = 20_000_000  # weights kept to see what moved by the end
-MAX_BATCH_SCANS = 2_000
-
-
-@dataclasses.dataclass(slots=True)
-class _Seen:
-    """A model at its first sight. Its modules' own tables of tensors outlive it, as those of a
-    model do that is a local name of ``main()``: the tensors can be read after the script's end."""
-
-    model: weakref.ref[nn.Module]
-    kept: dict[str, Tensor]  # values of the parameters; none of a model that is too large
-    parameters: list[tuple[str, dict[str, nn.Parameter | None]]]
-    buffers: list[tuple[str, dict[str, Tensor | None]]]
-
-
-def _named(
-    tables: Iterable[tuple[str, Mapping[str, Tensor | None]]],
-) -> Iterator[tuple[str, Tensor]]:
-    """As ``named_parameters`` gives them, each tensor once."""
-    seen: set[int] = set()
-    for prefix, table in tables:
-        for name, tensor in table.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield f"{prefix}.{name}" if prefix else name, tensor
-
-
-def _has_moved(parameter: Tensor, first: Tensor | None) -> bool:
-    now = readable(parameter)
-    if now is None or first is None or now.shape != first.shape:
-        return False
-    with own_ops():
-        return not torch.equal(plain(now).detach().float(), plain(first).float())
-
-
-class ScriptScans:
-    """Scans of one run, in :attr:`records`."""
-
-    def __init__(self, steps: OptimizerSteps) -> None:
-        self.records: list[Scan] = []
-        self._steps = steps
-        self._first_sight: dict[int, _Seen] = {}
-        self._gone: dict[tuple[bool, tuple[str, ...]], _Seen] = {}
-        self._alike: Counter[tuple[str, ...]] = Counter()
-        self._batches = 0
-
-    def look_anew(self) -> None:
-        """As many batches are looked at from here on as from the start."""
-        self._batches = 0
-
-    def before_forward(
-        self, root: nn.Module, module: nn.Module, args: object, kwargs: object
-    ) -> None:
-        """A module is called from outside any other; ``root`` is the outermost that holds it."""
-        self._see_model(root)
-        if self._batches >= MAX_BATCH_SCANS:
-            return
-        for n, tensor in enumerate(floating_tensors([args, kwargs])):
-            if not tensor.numel():
-                continue
-            if tensor.grad_fn is not None:
-                continue  # computed from weights, such as a prediction that a loss module gets
-            if not hasattr(tensor, PROVENANCE) or not all_finite(tensor):
-                self._batches += 1
-                name = f"input {n} of {type(module).__name__}"
-                self._add("batch", "batch", name, tensor)
-
-    def at_end(self) -> None:
-        """Every model that is still alive, and how far its weights moved; of those that are gone
-        with the function that made them the last of its kind, if it moved."""
-        trained = self._trained()
-        for seen in list(self._first_sight.values()):
-            model = seen.model()
-            if model is None:
-                continue
-            self._end_of(parameters(model), buffers(model), seen.kept, trained)
-            self._gone.pop(self._kind_of(seen), None)
-        for seen in list(self._gone.values()):  # a model may go meanwhile
-            named = list(_named(seen.parameters))
-            if any(_has_moved(p, seen.kept.get(name)) for name, p in named):
-                self._end_of(named, _named(seen.buffers), seen.kept, trained)
-
-    def _end_of(
-        self,
-        weights: Iterable[tuple[str, Tensor]],
-        others: Iterable[tuple[str, Tensor]],
-        kept: dict[str, Tensor],
-        trained: set[int],
-    ) -> None:
-        for name, parameter in weights:
-            now = readable(parameter)
-            if now is None:
-                continue  # a packed one, or given away to free its memory
-            first = kept.get(name)
-            same = first is not None and first.shape == now.shape
-            kind = "parameter" if id(parameter) in trained else "frozen"
-            self._add("end", kind, name, parameter, first if same else None)
-        for name, buffer in others:
-            if buffer.is_floating_point() and holds_numbers(buffer) and buffer.numel():
-                self._add("end", "buffer", name, buffer)
-
-    def _see_model(self, root: nn.Module) -> None:
-        root = unwrapped(root)
-        held = parameters(root)
-        if id(root) in self._first_sight or any(p.is_meta or is_lazy(p) for _, p in held):
-            return  # where nothing is in memory there is nothing to see yet
-        for name, parameter in held:
-            self._steps.gradients.names.setdefault(id(parameter), name)
-        names = tuple(name for name, _ in held)
-        self._alike[names] += 1
-        is_one_more = self._alike[names] > MAX_ALIKE  # seen, and looked at only if it lives on
-        kept: dict[str, Tensor] = {}
-        numel = sum(p.numel() for _, p in held)
-        if numel <= MAX_FIRST_SIGHT_NUMEL and not is_one_more:
-            values = ((name, readable(p)) for name, p in held)
-            kept = {name: value.clone() for name, value in values if value is not None}
-        key = id(root)
-        gone = weakref.ref(root, lambda _: self._is_gone(key))
-        every = modules(root) if kept else []
-        self._first_sight[key] = _Seen(
-            gone,
-            kept,
-            [(name, module._parameters) for name, module in every],
-            [(name, module._buffers) for name, module in every],
-        )
-        if not is_one_more:
-            self.records += scan_model("start", root, self._trained(), self._steps.count)
-
-    def _is_gone(self, key: int) -> None:
-        """Nothing is computed here: a model may go in the middle of any op."""
-        seen = self._first_sight.pop(key, None)
-        if seen is not None and seen.kept:
-            self._gone[self._kind_of(seen)] = seen
-
-    def _kind_of(self, seen: _Seen) -> tuple[bool, tuple[str, ...]]:
-        """Alike are models with the same names: a trained one and its average are not."""
-        trained = self._trained()
-        held = (id(t) for _, table in seen.parameters for t in table.values())
-        return any(key in trained for key in held), tuple(seen.kept)
-
-    def _trained(self) -> set[int]:
-        """Ids of the parameters that an optimizer has."""
-        return {id(p) for o in self._steps.optimizers for p in parameters_of(o)}
-
-    def _add(
-        self, moment: str, kind: str, name: str, tensor: Tensor, first: Tensor | None = None
-    ) -> None:
-        self.records.append(scan(moment, kind, name, tensor, self._steps.count, first))
-
-
-def inputs_call(seq: int, args: object, kwargs: object) -> Call:
-    """A sum over what the first model is given first: the same sum in another run of the script
-    means that it repeats itself. NaN, as missing values of a table, counts as 0: a sum that is NaN
-    would be equal to none."""
-    tensors = floating_tensors([args, kwargs])
-    numbers = (plain(t).detach().double() for t in tensors)
-    total = sum(float(torch.nan_to_num(n, 0.0, 0.0, 0.0).sum()) for n in numbers)
-    dtypes = "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
-    return Call(seq, 0, "inputs", value=total, dtype=dtypes)
-
-
-# Errors out of a model's forward pass or a backward pass, whether or not the script lets them
-# through: many training loops catch what they take for a lack of memory, and lose every step to it
-# in silence.
-
-
-MAX_TEXT = 2_000
-# A caught error is reported with its text where it is frequent; once is a way to try things.
-MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the steps and the errors together
-# On the error itself, because ids are used again: path of the innermost module; that it is counted.
-_MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"
-
-
 class RaisedErrors:
-    """Counts them, and keeps the first as fields of ``Outcome``; ``steps`` counts steps."""
+    """Errors out of a model's forward pass or a backward pass, whether or not the script lets them
+    through: many training loops catch what they take for a lack of memory, and lose every step to
+    it in silence. Counts them, and keeps the first as fields of ``Outcome``; ``steps`` counts the
+    steps."""
 
     def __init__(self, lines: SourceLines, steps: OptimizerSteps) -> None:
         self.count = 0
@@ -818,3 +547,72 @@ class RaisedErrors:
         ended."""
         often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._steps.count + self.count))
         return {**(self._first if often else {}), "errors_caught": self.count}
+
+
+class ScriptWriting:
+    """Writes a script's observations and steps to its run while it goes on: it may be killed at any
+    instant.
+
+    Each time everything so far is written anew, over what was there, closed with an outcome
+    "killed" that the real one replaces. The time between two writings follows what one takes, so
+    that a run spends a twentieth of its time on it, however much there is to write.
+    """
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self.steps = 0  # seen so far
+        self._steps = 0  # written so far
+        self._op_sets: dict[int, int] = {}  # of steps that wait to be written
+        self._pace = Pace(WRITING_SHARE, longest_s=LONGEST_PAUSE_S)
+
+    def write_if_due(self, recorder: ScriptRecorder) -> None:
+        """Write what there is, unless that was done a moment ago."""
+        self.steps = recorder.steps.count
+        started = time.monotonic()
+        if self.steps > FIRST_STEPS and not self._pace.is_due(started):
+            return
+        self.write(recorder.so_far(), recorder.histograms.take())
+        self._pace.wrote(started, time.monotonic() - started)
+
+    def write(
+        self,
+        observations: Sequence[Observation],
+        measured: ScriptMeasurements,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Write all of a run's observations over those that were there, and its new steps.
+
+        A fused optimizer shows only after its step that it left it out, so the newest step waits.
+        """
+        self._writer.add_observations(observations)
+        self._add(measured)
+        steps = [o for o in observations if isinstance(o, OptimizerStep)]
+        settled = steps if last else steps[:-1]
+        for record in settled[self._steps :]:
+            self._writer.add_step(
+                StepRecord(
+                    step=record.step,
+                    loss=record.loss,
+                    scale=record.scale if record.scaler else None,
+                    skipped=record.skipped,
+                    grad_norm=record.grad_norm if not record.grad_nonfinite else float("nan"),
+                    lr=record.lr,
+                    moved_share=record.moved_share,
+                    op_set=self._op_sets.pop(record.step, None),
+                    ended_at=record.ended_at,
+                    unclipped_norm=record.unclipped_norm,
+                )
+            )
+        self._steps = max(self._steps, len(settled))
+        self._writer.flush()
+
+    def _add(self, measured: ScriptMeasurements) -> None:
+        writer = self._writer
+        writer.add_modules(measured.modules)
+        writer.add_nonfinite(measured.nonfinite)
+        for frame in measured.frames:
+            writer.add_frame(frame)
+        for op_set, ops in measured.ops:
+            writer.add_ops(op_set, ops)
+        self._op_sets.update(measured.op_sets)

@@ -1,5 +1,5 @@
-"""What a probe trains, ready to run, the usual training step, and a GradScaler that calls the probe
-when gradients are complete.
+"""What a probe trains, ready to run, with a GradScaler that calls the probe when gradients are
+complete; and the usual training step.
 """
 
 from __future__ import annotations
@@ -34,6 +34,48 @@ class Training:
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
+class ObservedScaler(torch.amp.GradScaler):
+    """Calls ``on_gradients`` before gradients are unscaled and ``on_step`` before the step, so that
+    a workload's own training step is observed exactly like the default one.
+
+    Both are called with a disabled scaler too, whose four methods are then plain pass-throughs.
+    ``on_step`` gets whether the gradients no longer carry the loss scale.
+    """
+
+    def __init__(self, device: str, **settings: Any) -> None:
+        super().__init__(device, **settings)
+        self.on_gradients: Callable[[], None] = _nothing
+        self.on_step: Callable[[bool], None] = _nothing
+        self._seen: set[int] = set()
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        self._gradients_complete(optimizer)
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        was_unscaled = id(optimizer) in self._seen
+        self._gradients_complete(optimizer)
+        self.on_step(was_unscaled or not self.is_enabled())
+        return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        self._seen.clear()
+        super().update(new_scale)
+
+    def unobserved(self) -> None:
+        """Call no listener any more."""
+        self.on_gradients = self.on_step = _nothing
+
+    def _gradients_complete(self, optimizer: Optimizer) -> None:
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            self.on_gradients()
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
 def training_step(training: Training, batch: Batch) -> Tensor:
     """One optimizer step by the workload's own step or by the usual one; the unscaled loss."""
     custom = training.workload.step
@@ -42,10 +84,6 @@ def training_step(training: Training, batch: Batch) -> Tensor:
     with training.arithmetic():
         loss = custom(training.model, batch, training.optimizer, training.scaler, training.autocast)
     return checked_loss(loss, "`step`")
-
-
-def _nothing(*_: object) -> None:
-    pass
 
 
 def default_step(training: Training, batch: Batch, mark: Callable[[], None] = _nothing) -> Tensor:
@@ -82,44 +120,3 @@ def checked_loss(loss: object, source: str = "`loss`") -> Tensor:
             "The loss does not depend on any trainable parameter. Check requires_grad and detach()."
         )
     return loss
-
-
-# A GradScaler that calls the probe when gradients are complete and when the optimizer is about to
-# step, so that a workload's own training step is observed exactly like the default one.
-
-
-class ObservedScaler(torch.amp.GradScaler):
-    """Calls ``on_gradients`` before gradients are unscaled and ``on_step`` before the step.
-
-    Both are called with a disabled scaler too, whose four methods are then plain pass-throughs.
-    ``on_step`` gets whether the gradients no longer carry the loss scale.
-    """
-
-    def __init__(self, device: str, **settings: Any) -> None:
-        super().__init__(device, **settings)
-        self.on_gradients: Callable[[], None] = _nothing
-        self.on_step: Callable[[bool], None] = _nothing
-        self._seen: set[int] = set()
-
-    def unscale_(self, optimizer: Optimizer) -> None:
-        self._gradients_complete(optimizer)
-        super().unscale_(optimizer)
-
-    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        was_unscaled = id(optimizer) in self._seen
-        self._gradients_complete(optimizer)
-        self.on_step(was_unscaled or not self.is_enabled())
-        return super().step(optimizer, *args, **kwargs)
-
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        self._seen.clear()
-        super().update(new_scale)
-
-    def unobserved(self) -> None:
-        """Call no listener any more."""
-        self.on_gradients = self.on_step = _nothing
-
-    def _gradients_complete(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self._seen:
-            self._seen.add(id(optimizer))
-            self.on_gradients()

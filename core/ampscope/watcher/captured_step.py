@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampscope.capture.tensors import all_finite, floating_tensors
 from ampscope.capture.user_objects import buffers, parameters
 from ampscope.observations import CAPTURED_FORWARD, CAPTURED_NOTE, CAPTURED_STEP, OpUse
-from ampscope.runner.script_recorder import ADDED
+from ampscope.runner.script_recorder import STATED
 from ampscope.watcher.capsule import Capsule, load
 from ampscope.watcher.flight import Forward, StepSummary
 from ampscope.watcher.replay_child import prepare
@@ -65,8 +65,8 @@ def main() -> None:
 
 def _add(name: str, text: str, value: float | None = None, other: float | None = None) -> None:
     use = OpUse(name, text, "", "", 0, value, other)
-    if use not in ADDED:  # each forward may say the same
-        ADDED.append(use)
+    if use not in STATED:  # each forward may say the same
+        STATED.append(use)
 
 
 def _train(capsule: Capsule, models: Mapping[str, nn.Module]) -> None:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ampscope.ext.rehearsal.simulated_device import simulated_cuda
 from ampscope.policy.device_profiles import PROFILES
-from ampscope.runner.controls import HalfRequests
+from ampscope.runner.half_requests import HalfRequests
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
 from ampscope.source_lines import SourceLines

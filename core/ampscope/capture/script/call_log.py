@@ -2,9 +2,6 @@
 
 Public methods are wrapped and put back on exit. A call inside another watched call is marked
 nested: the ``unscale_`` that ``scaler.step`` makes by itself is not the user's.
-
-Also here: which scaler made the root of a backward pass, checkpoints that hold a scaler's state,
-and the user's own autograd.Functions.
 """
 
 from __future__ import annotations
@@ -40,21 +37,15 @@ from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
 from ampscope.patches import Patches
 
+HALVES = frozenset([torch.float16, torch.bfloat16])
+SCALED = "ampscope_scaler"  # key in an autograd node's metadata: its scaler's name
+DEPTH = 24  # nodes looked at above a root
+MAX_DEPTH = 4  # of a checkpoint, in which a scaler's state is looked for
+_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval"}  # GradScaler.state_dict
+
 # Scalers that the script enabled and a control disabled. A constant by which such a script
 # multiplies its loss is a weight, as in the run with the scaler, and no loss scale.
 held_off: IdSet[Any] = IdSet()
-
-
-class _OutsideGraphs:
-    """Listeners hear of no step that a CUDA graph records: nothing is computed yet."""
-
-    def __init__(self, failures: Failures) -> None:
-        self._failures = failures
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if is_capturing():
-            return None
-        return self._failures.call("steps of an optimizer", function, *args, **kwargs)
 
 
 class CallLog(StepListener):
@@ -439,37 +430,46 @@ class CallLog(StepListener):
         self._calls.add(name, note="with scaler state" if has_state else "without scaler state")
 
 
-HALVES = frozenset([torch.float16, torch.bfloat16])
+class _OutsideGraphs:
+    """Listeners hear of no step that a CUDA graph records: nothing is computed yet."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_capturing():
+            return None
+        return self._failures.call("steps of an optimizer", function, *args, **kwargs)
 
 
-def _parameter_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
-    return {parameter.dtype for _, parameter in parameters(module)}
+def wrap_functions(watch: OpWatch, patches: Patches) -> None:
+    """Wrap the user's own autograd.Functions: the op watch hears which one is running. ``patches``
+    takes it off.
 
+    The ops of a Function's forward run without gradients, so none of them has an autograd node; the
+    Function has one node for all, whose place is where it was applied.
+    """
 
-def _sum_of(loss: Tensor) -> float:
-    """NaN of what cannot be read."""
-    with own_ops():
-        numbers = readable(loss)
-        return math.nan if numbers is None or not numbers.numel() else float(numbers.float().sum())
+    def make(original: Any) -> Any:
+        inner = original.__func__
 
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch.autocast:
+                with watch.failures.contained("the script's own autograd.Functions"):
+                    code = getattr(cls.forward, "__code__", None)  # none of a functools.partial
+                    decorated = code is not None and "autocast_mode" in code.co_filename
+                    watch.note_function(cls.__name__, decorated)
+            watch.functions.append(cls.__name__)
+            try:
+                result = inner(cls, *args, **kwargs)
+                watch.function_applied()
+                return result
+            finally:
+                watch.functions.pop()
 
-def _factor(note: str) -> float:
-    """The constant that a loss was multiplied by; 1 when by none."""
-    name, _, constant = note.partition(" ")
-    return float(constant) if constant and name in ("mul", "mul_") else 1.0
+        return classmethod(apply)
 
-
-_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval"}  # GradScaler.state_dict
-MAX_DEPTH = 4
-
-
-def has_scaler_state(value: object, depth: int = 0) -> bool:
-    """True when ``value`` is or contains a GradScaler's state_dict, known by its keys."""
-    if not isinstance(value, Mapping) or depth > MAX_DEPTH:
-        return False
-    if value.keys() >= _KEYS:
-        return True
-    return any(has_scaler_state(part, depth + 1) for part in value.values())
+    patches.replace(torch.autograd.Function, "apply", make)
 
 
 def _without_marks(original: Any, tensor: Any, protocol: Any) -> Any:
@@ -478,15 +478,8 @@ def _without_marks(original: Any, tensor: Any, protocol: Any) -> Any:
     return original(tensor, protocol)
 
 
-# Which scaler made the root of a backward pass: a note in the autograd node's own metadata.
-
-
-SCALED = "ampscope_scaler"  # key in an autograd node's metadata
-DEPTH = 24  # nodes looked at above a root
-
-
 def mark_scaled(tensor: Tensor, scaler: str) -> None:
-    """``tensor`` came from that scaler's ``scale``."""
+    """``tensor`` came from that scaler's ``scale``: noted in its autograd node's own metadata."""
     if tensor.grad_fn is not None:
         _metadata(tensor.grad_fn)[SCALED] = scaler
 
@@ -516,32 +509,27 @@ def _metadata(node: Any) -> dict[str, object]:
     return found
 
 
-# Wrapper of the user's own autograd.Functions: the op watch hears which one is running.
-#
-# The ops of a Function's forward run without gradients, so none of them has an autograd node; the
-# Function has one node for all, whose place is where it was applied.
+def _sum_of(loss: Tensor) -> float:
+    """NaN of what cannot be read."""
+    with own_ops():
+        numbers = readable(loss)
+        return math.nan if numbers is None or not numbers.numel() else float(numbers.float().sum())
 
 
-def wrap_functions(watch: OpWatch, patches: Patches) -> None:
-    """Put the wrapper on; ``patches`` takes it off."""
+def _factor(note: str) -> float:
+    """The constant that a loss was multiplied by; 1 when by none."""
+    name, _, constant = note.partition(" ")
+    return float(constant) if constant and name in ("mul", "mul_") else 1.0
 
-    def make(original: Any) -> Any:
-        inner = original.__func__
 
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.autocast:
-                with watch.failures.contained("the script's own autograd.Functions"):
-                    code = getattr(cls.forward, "__code__", None)  # none of a functools.partial
-                    decorated = code is not None and "autocast_mode" in code.co_filename
-                    watch.note_function(cls.__name__, decorated)
-            watch.functions.append(cls.__name__)
-            try:
-                result = inner(cls, *args, **kwargs)
-                watch.function_applied()
-                return result
-            finally:
-                watch.functions.pop()
+def _parameter_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
+    return {parameter.dtype for _, parameter in parameters(module)}
 
-        return classmethod(apply)
 
-    patches.replace(torch.autograd.Function, "apply", make)
+def has_scaler_state(value: object, depth: int = 0) -> bool:
+    """True when ``value`` is or contains a GradScaler's state_dict, known by its keys."""
+    if not isinstance(value, Mapping) or depth > MAX_DEPTH:
+        return False
+    if value.keys() >= _KEYS:
+        return True
+    return any(has_scaler_state(part, depth + 1) for part in value.values())

@@ -2,19 +2,15 @@
 
 Scaled gradients are copied at the end of a backward and compared at the first ``unscale_`` of
 their optimizer, the script's own or the one inside ``scaler.step``. Clipping without torch's
-functions shows here and nowhere else.
-
-Also here: gradients that are not finite and that the script replaces, scaled or not
-(:class:`ReplacedGradients`).
+functions shows here and nowhere else. Gradients that are not finite are followed scaled or not:
+the script may replace them (:class:`ReplacedGradients`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +25,13 @@ from ampscope.source_lines import SourceLines, line_name
 
 MAX_CHANGES = 64  # enough to see a limit that stays while the norm moves
 MAX_NUMEL = 30_000_000  # gradients copied: 120 MB in fp32
+MAX_REPLACED = 2_000
+TOLERANCE = 1e-4  # relative; fp32 rounds at 6e-8, and a factor is often computed in fp32 too
+HALF_TOLERANCE = 8e-3  # two roundings to bf16, 2^-8 each
+
+Pair = tuple[Tensor, Tensor]  # a gradient before and after
+_Bad = tuple[Tensor, float, int | None]  # a parameter, the norm of what is finite, its bad op
+_Mark = tuple[weakref.ref[Tensor], int] | None  # which gradient a parameter holds, its version
 
 
 class GradientChanges:
@@ -74,30 +77,71 @@ class GradientChanges:
             # An overflowed gradient says nothing about a factor.
             if not changed or not all(are_finite([g for pair in changed for g in pair])):
                 return
-            facts = dataclasses.asdict(change_kind(changed))
+            tolerance = max(HALF_TOLERANCE if b.dtype in HALF else TOLERANCE for b, _ in changed)
+            norms = [_norm(after) for _, after in changed]
+            largest = max(float(after.abs().max()) for _, after in changed)
+            kind = _kind(changed, largest, tolerance)
+            norm_before = math.hypot(*(_norm(before) for before, _ in changed))
         self.records.append(
             GradientChange(
                 step=step,
                 optimizer=name,
                 scale=scale_of(),
+                kind=kind,
                 changed=len(changed),
+                norm_before=norm_before,
+                norm_after=math.hypot(*norms),
+                max_after=largest,
+                each_norm=norms[0] if max(norms) - min(norms) <= tolerance * max(norms) else None,
                 line=self._writes.line_of([after for _, after in changed]),
-                **facts,
             )
         )
 
 
-# Gradients that were not finite as backward or ``torch.autograd.grad`` computed them, and that the
-# script made finite: by ``nan_to_num``, a clip of values, a mask, or by a hook within backward.
-# Neither the optimizer nor a scaler sees them.
+def _changed(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those that changed, and were not merely emptied for the next step."""
+    alike = [(b, a) for b, a in pairs if _is_comparable(a) and b.shape == a.shape]
+    flags = fetch([torch.ne(b, a).any() & a.any() for b, a in alike])
+    return [pair for pair, flag in zip(alike, flags, strict=True) if flag]
 
 
-MAX_REPLACED = 2_000
+def _kind(pairs: Sequence[Pair], largest: float, tolerance: float) -> str:
+    """How ``pairs``, all different, finite and not zero after, were changed: by one factor, by a
+    factor each, by a clamp, or otherwise."""
+    factors = [_factor(before, after, tolerance) for before, after in pairs]
+    known = [f for f in factors if f is not None]
+    if len(known) == len(pairs):
+        same = max(known) - min(known) <= tolerance * max(map(abs, known))
+        return "factor" if same else "factors"
+    if all(_is_clamped(before, after, largest, tolerance) for before, after in pairs):
+        return "clamp"
+    return "other"
+
+
+def _factor(before: Tensor, after: Tensor, tolerance: float) -> float | None:
+    """The number that ``before`` was multiplied by; None when there is no such number."""
+    b, a = before.double(), after.double()
+    square = float((b * b).sum())
+    if not square:
+        return None
+    factor = float((a * b).sum()) / square
+    residual = float(torch.linalg.vector_norm(a - factor * b))
+    return factor if residual <= tolerance * float(torch.linalg.vector_norm(a)) else None
+
+
+def _is_clamped(before: Tensor, after: Tensor, limit: float, tolerance: float) -> bool:
+    expected = before.double().clamp(-limit, limit)
+    return bool((after.double() - expected).abs().max() <= tolerance * limit)
 
 
 class ReplacedGradients:
-    """Collects records of the kind :data:`REPLACED`, and in :attr:`taints` how often a bad op's
-    values were replaced. ``taint_of`` is the bad op that a gradient descends from."""
+    """Gradients that were not finite as backward or ``torch.autograd.grad`` computed them, and that
+    the script made finite: by ``nan_to_num``, a clip of values, a mask, or by a hook within
+    backward. Neither the optimizer nor a scaler sees them.
+
+    Collects records of the kind :data:`REPLACED`, and in :attr:`taints` how often a bad op's values
+    were replaced. ``taint_of`` is the bad op that a gradient descends from.
+    """
 
     def __init__(self, writes: WriteLines, taint_of: Callable[[Tensor | None], int | None]) -> None:
         self.records: list[GradientChange] = []
@@ -210,10 +254,6 @@ class ReplacedGradients:
             )
 
 
-_Bad = tuple[Tensor, float, int | None]  # a parameter, the norm of what is finite, its bad op
-_Mark = tuple[weakref.ref[Tensor], int] | None  # which gradient a parameter holds, its version
-
-
 def _mark(gradient: Tensor | None) -> _Mark:
     return None if gradient is None else (weakref.ref(gradient), gradient._version)
 
@@ -229,82 +269,13 @@ def _is_comparable(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided and has_own_memory(gradient)
 
 
-def _changed(pairs: Sequence[Pair]) -> list[Pair]:
-    """Those that changed, and were not merely emptied for the next step."""
-    alike = [(b, a) for b, a in pairs if _is_comparable(a) and b.shape == a.shape]
-    flags = fetch([torch.ne(b, a).any() & a.any() for b, a in alike])
-    return [pair for pair, flag in zip(alike, flags, strict=True) if flag]
-
-
-# How a set of gradients was changed: by one factor, by a factor each, by a clamp, or otherwise.
-
-
-Pair = tuple[Tensor, Tensor]  # a gradient before and after
-TOLERANCE = 1e-4  # relative; fp32 rounds at 6e-8, and a factor is often computed in fp32 too
-HALF_TOLERANCE = 8e-3  # two roundings to bf16, 2^-8 each
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeKind:
-    """See :class:`ampscope.observations.GradientChange`."""
-
-    kind: str
-    norm_before: float
-    norm_after: float
-    max_after: float
-    each_norm: float | None
-
-
-def change_kind(pairs: Sequence[Pair]) -> ChangeKind:
-    """Kind of change of ``pairs``, all different, finite and not zero after."""
-    tolerance = max(HALF_TOLERANCE if b.dtype in HALF else TOLERANCE for b, _ in pairs)
-    norms = [_norm(after) for _, after in pairs]
-    largest = max(float(after.abs().max()) for _, after in pairs)
-    return ChangeKind(
-        kind=_kind(pairs, largest, tolerance),
-        norm_before=math.hypot(*(_norm(before) for before, _ in pairs)),
-        norm_after=math.hypot(*norms),
-        max_after=largest,
-        each_norm=norms[0] if max(norms) - min(norms) <= tolerance * max(norms) else None,
-    )
-
-
-def _kind(pairs: Sequence[Pair], largest: float, tolerance: float) -> str:
-    factors = [_factor(before, after, tolerance) for before, after in pairs]
-    known = [f for f in factors if f is not None]
-    if len(known) == len(pairs):
-        same = max(known) - min(known) <= tolerance * max(map(abs, known))
-        return "factor" if same else "factors"
-    if all(_is_clamped(before, after, largest, tolerance) for before, after in pairs):
-        return "clamp"
-    return "other"
-
-
-def _factor(before: Tensor, after: Tensor, tolerance: float) -> float | None:
-    """The number that ``before`` was multiplied by; None when there is no such number."""
-    b, a = before.double(), after.double()
-    square = float((b * b).sum())
-    if not square:
-        return None
-    factor = float((a * b).sum()) / square
-    residual = float(torch.linalg.vector_norm(a - factor * b))
-    return factor if residual <= tolerance * float(torch.linalg.vector_norm(a)) else None
-
-
-def _is_clamped(before: Tensor, after: Tensor, limit: float, tolerance: float) -> bool:
-    expected = before.double().clamp(-limit, limit)
-    return bool((after.double() - expected).abs().max() <= tolerance * limit)
-
-
 def _norm(gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(gradient.double()))
 
 
-# Which line of the script last wrote a tensor, while that matters: between backward and step.
-
-
 class WriteLines:
-    """Keeps a line by storage address, for the ops noted since :meth:`start`."""
+    """Which line of the script last wrote a tensor, while that matters: between backward and step.
+    Keeps a line by storage address, for the ops noted since :meth:`start`."""
 
     def __init__(self, lines: SourceLines) -> None:
         self.active = False

@@ -1,5 +1,5 @@
-"""What can be said about one op call: its tensors, magnitudes, and what fp32 would have given. The
-call itself as the instruments pass it around (:class:`OpCall`).
+"""What can be said about one call of an op below autocast (:class:`OpCall`): its tensors, which it
+changes, magnitudes, and what fp32 would have given.
 """
 
 from __future__ import annotations
@@ -28,14 +28,110 @@ _IN_PLACE = (
     "_index_put_impl_",
 )  # fmt: skip
 MAX_KEPT = 1 << 20  # elements of a tensor that is copied before an op changes it
+# Of these in-place ops nothing is left that the target held before.
+_OVERWRITING = frozenset({
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_",
+    "log_normal_", "cauchy_", "geometric_", "set_", "_foreach_copy_", "_foreach_zero_",
+})  # fmt: skip
+# torch's schemas of batch normalisation do not say that they update these.
+_STATISTICS = ("running_mean", "running_var")
 
 
-class SpecialCounts(TypedDict):
-    """NaN and infinities of a tensor."""
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """What the dispatcher was given, as the instruments pass it around. ``tensors`` are all tensors
+    among the arguments."""
 
-    nan: int
-    pos_inf: int
-    neg_inf: int
+    func: Any  # torch.ops.aten.addmm.default
+    args: Any
+    kwargs: Any
+    tensors: list[Tensor]
+    node: Any  # the autograd node that runs now; None in the forward pass
+    before: Tensor | None  # a copy of what the op has changed in place, where one was kept
+    prior: dict[int, int]  # id of a changed tensor that was not finite before -> its taint
+
+    @property
+    def name(self) -> str:
+        """ "addmm", "add_" """
+        found: str = self.func._opname
+        return found
+
+    def parts(self, results: list[Tensor]) -> Iterator[tuple[OpCall, list[Tensor]]]:
+        """(call, outputs), one for each place in the lists of a foreach or fused op, whose tensors
+        have nothing to do with their neighbours; of any other op one. Targets that the op does not
+        return are outputs as well."""
+        count = len(self.args[0]) if self.args and isinstance(self.args[0], list | tuple) else 0
+        listwise = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        if not listwise or not count:
+            given = {id(tensor) for tensor in results}
+            yield self, [*results, *(t for t in written(self) if id(t) not in given)]
+            return
+
+        def at(n: int, value: Any) -> Any:
+            is_list = isinstance(value, list | tuple) and len(value) == count
+            return [value[n]] if is_list else value
+
+        for n in range(count):
+            args = tuple(at(n, a) for a in self.args)
+            kwargs = {k: at(n, v) for k, v in self.kwargs.items()}
+            part = replace(self, args=args, kwargs=kwargs, tensors=_tensors(args, kwargs))
+            yield part, [results[n]] if len(results) == count else written(part)
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    parts = [*args, *kwargs.values()]
+    inside = [p for part in parts if isinstance(part, list | tuple) for p in part]
+    return [p for p in (*parts, *inside) if isinstance(p, Tensor) and has_own_memory(p)]
+
+
+def written(call: OpCall) -> list[Tensor]:
+    """The tensors among the arguments that the op changes."""
+    return targets(call.func, call.args, call.kwargs)
+
+
+def targets(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that ``func`` changes in place."""
+    found: list[Tensor] = []
+    for position, name in _written_arguments(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        values = value if isinstance(value, list | tuple) else (value,)
+        found.extend(v for v in values if isinstance(v, Tensor) and has_own_memory(v))
+    return found
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple(
+        (n, a.name)
+        for n, a in arguments
+        if (a.alias_info is not None and a.alias_info.is_write) or a.name in _STATISTICS
+    )
+
+
+@functools.cache
+def overwrites(func: Any) -> bool:
+    """Whether nothing is left of what the targets of ``func`` held before."""
+    is_out = any(a.is_out for a in func._schema.arguments)
+    return is_out or func._opname in _OVERWRITING
+
+
+def statistics(call: OpCall) -> list[Tensor]:
+    """The running statistics among the arguments of a batch normalisation; [] for another op."""
+    arguments = enumerate(call.func._schema.arguments)
+    places = ((n, a.name) for n, a in arguments if a.name in _STATISTICS)
+    given = (call.args[n] if n < len(call.args) else call.kwargs.get(name) for n, name in places)
+    return [value for value in given if isinstance(value, Tensor)]
+
+
+def updates_statistics(call: OpCall) -> bool:
+    """Whether this batch normalisation trains: it normalises with its batch, and updates its
+    running statistics beside that."""
+    if call.name.endswith("_with_update"):
+        return True
+    names = [a.name for a in call.func._schema.arguments]
+    place = names.index("training") if "training" in names else len(call.args)
+    return bool(call.args[place]) if place < len(call.args) else bool(call.kwargs.get("training"))
 
 
 def tensors(value: Any, more: Any) -> list[Tensor]:
@@ -54,11 +150,6 @@ def tensors(value: Any, more: Any) -> list[Tensor]:
 def is_op_operand(tensor: Tensor) -> bool:
     """Plain memory, or a COO tensor: what ops below autograd see once wrappers are taken off."""
     return has_own_memory(tensor) and tensor.layout in (torch.strided, torch.sparse_coo)
-
-
-def has_nan(tensor: Tensor) -> bool:
-    """Whether a tensor of any dtype holds a NaN; infinities are none."""
-    return tensor.is_floating_point() and bool(torch.isnan(plain(tensor)).any())
 
 
 def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
@@ -81,6 +172,11 @@ def nonfinite_scalars(args: Any, kwargs: Any) -> list[float]:
     return [p for p in (*parts, *inside) if isinstance(p, float) and not math.isfinite(p)]
 
 
+def has_nan(tensor: Tensor) -> bool:
+    """Whether a tensor of any dtype holds a NaN; infinities are none."""
+    return tensor.is_floating_point() and bool(torch.isnan(plain(tensor)).any())
+
+
 def is_minus_inf_only(tensor: Tensor) -> bool:
     """Whether all that is not finite is -inf, as in a mask."""
     values = plain(tensor)
@@ -91,6 +187,14 @@ def has_empty_row(tensor: Tensor, dim: int) -> bool:
     """Whether -inf fills a whole row along ``dim``: a softmax of it is NaN."""
     minus = torch.isneginf(tensor)
     return bool((minus.all(dim=dim) if minus.dim() else minus).any())
+
+
+class SpecialCounts(TypedDict):
+    """NaN and infinities of a tensor."""
+
+    nan: int
+    pos_inf: int
+    neg_inf: int
 
 
 def special_counts(tensor: Tensor) -> SpecialCounts:
@@ -108,15 +212,6 @@ def first_bad_index(tensor: Tensor) -> tuple[int, ...]:
     values = plain(tensor.detach())
     bad = torch.nonzero(~torch.isfinite(values))
     return tuple(bad[0].tolist()) if bad.numel() else ()
-
-
-def max_abs(tensor: Tensor | None) -> float | None:
-    """Largest finite magnitude; None without one."""
-    if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
-        return None
-    magnitudes = plain(tensor).detach().abs()
-    finite = magnitudes[torch.isfinite(magnitudes)]
-    return float(finite.max()) if finite.numel() else None
 
 
 def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> Operand:
@@ -139,6 +234,15 @@ def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> O
     )
 
 
+def max_abs(tensor: Tensor | None) -> float | None:
+    """Largest finite magnitude; None without one."""
+    if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    magnitudes = plain(tensor).detach().abs()
+    finite = magnitudes[torch.isfinite(magnitudes)]
+    return float(finite.max()) if finite.numel() else None
+
+
 def in_fp32(
     func: Any, args: Any, kwargs: Any, instead: Mapping[int, Tensor] | None = None
 ) -> Tensor | None:
@@ -156,6 +260,18 @@ def in_fp32(
         return None
     first = result[0] if isinstance(result, list | tuple) and result else result
     return first if isinstance(first, Tensor) else None
+
+
+def _widened(value: Any, instead: Mapping[int, Tensor]) -> Any:
+    if id(value) in instead:
+        value = instead[id(value)]
+    if isinstance(value, Tensor) and value.dtype in HALF:
+        return value.float()
+    if isinstance(value, torch.dtype) and value in HALF:
+        return torch.float32
+    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+        return type(value)(_widened(v, instead) for v in value)
+    return value
 
 
 @contextlib.contextmanager
@@ -262,123 +378,3 @@ def stagnated_share(func: Any, args: Any, out: Tensor, before: Tensor | None) ->
         return None
     share = int(((out == first) & moving).sum()) / total
     return share if share >= STAGNATED_SHARE else None
-
-
-def _widened(value: Any, instead: Mapping[int, Tensor]) -> Any:
-    if id(value) in instead:
-        value = instead[id(value)]
-    if isinstance(value, Tensor) and value.dtype in HALF:
-        return value.float()
-    if isinstance(value, torch.dtype) and value in HALF:
-        return torch.float32
-    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(_widened(v, instead) for v in value)
-    return value
-
-
-# One call of an op below autocast, as the instruments pass it around.
-
-
-# Of these in-place ops nothing is left that the target held before.
-_OVERWRITING = frozenset({
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_",
-    "log_normal_", "cauchy_", "geometric_", "set_", "_foreach_copy_", "_foreach_zero_",
-})  # fmt: skip
-# torch's schemas of batch normalisation do not say that they update these.
-_STATISTICS = ("running_mean", "running_var")
-
-
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """What the dispatcher was given. ``tensors`` are all tensors among the arguments."""
-
-    func: Any  # torch.ops.aten.addmm.default
-    args: Any
-    kwargs: Any
-    tensors: list[Tensor]
-    node: Any  # the autograd node that runs now; None in the forward pass
-    before: Tensor | None  # a copy of what the op has changed in place, where one was kept
-    prior: dict[int, int]  # id of a changed tensor that was not finite before -> its taint
-
-    @property
-    def name(self) -> str:
-        """ "addmm", "add_" """
-        found: str = self.func._opname
-        return found
-
-    def parts(self, results: list[Tensor]) -> Iterator[tuple[OpCall, list[Tensor]]]:
-        """(call, outputs), one for each place in the lists of a foreach or fused op, whose tensors
-        have nothing to do with their neighbours; of any other op one. Targets that the op does not
-        return are outputs as well."""
-        count = len(self.args[0]) if self.args and isinstance(self.args[0], list | tuple) else 0
-        listwise = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
-        if not listwise or not count:
-            given = {id(tensor) for tensor in results}
-            yield self, [*results, *(t for t in written(self) if id(t) not in given)]
-            return
-
-        def at(n: int, value: Any) -> Any:
-            is_list = isinstance(value, list | tuple) and len(value) == count
-            return [value[n]] if is_list else value
-
-        for n in range(count):
-            args = tuple(at(n, a) for a in self.args)
-            kwargs = {k: at(n, v) for k, v in self.kwargs.items()}
-            part = replace(self, args=args, kwargs=kwargs, tensors=_tensors(args, kwargs))
-            yield part, [results[n]] if len(results) == count else written(part)
-
-
-def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    parts = [*args, *kwargs.values()]
-    inside = [p for part in parts if isinstance(part, list | tuple) for p in part]
-    return [p for p in (*parts, *inside) if isinstance(p, Tensor) and has_own_memory(p)]
-
-
-def written(call: OpCall) -> list[Tensor]:
-    """The tensors among the arguments that the op changes."""
-    return targets(call.func, call.args, call.kwargs)
-
-
-def targets(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that ``func`` changes in place."""
-    found: list[Tensor] = []
-    for position, name in _written_arguments(func):
-        value = args[position] if position < len(args) else kwargs.get(name)
-        values = value if isinstance(value, list | tuple) else (value,)
-        found.extend(v for v in values if isinstance(v, Tensor) and has_own_memory(v))
-    return found
-
-
-def statistics(call: OpCall) -> list[Tensor]:
-    """The running statistics among the arguments of a batch normalisation; [] for another op."""
-    arguments = enumerate(call.func._schema.arguments)
-    places = ((n, a.name) for n, a in arguments if a.name in _STATISTICS)
-    given = (call.args[n] if n < len(call.args) else call.kwargs.get(name) for n, name in places)
-    return [value for value in given if isinstance(value, Tensor)]
-
-
-def updates_statistics(call: OpCall) -> bool:
-    """Whether this batch normalisation trains: it normalises with its batch, and updates its
-    running statistics beside that."""
-    if call.name.endswith("_with_update"):
-        return True
-    names = [a.name for a in call.func._schema.arguments]
-    place = names.index("training") if "training" in names else len(call.args)
-    return bool(call.args[place]) if place < len(call.args) else bool(call.kwargs.get("training"))
-
-
-@functools.cache
-def overwrites(func: Any) -> bool:
-    """Whether nothing is left of what the targets of ``func`` held before."""
-    is_out = any(a.is_out for a in func._schema.arguments)
-    return is_out or func._opname in _OVERWRITING
-
-
-@functools.cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    arguments = enumerate(func._schema.arguments)
-    return tuple(
-        (n, a.name)
-        for n, a in arguments
-        if (a.alias_info is not None and a.alias_info.is_write) or a.name in _STATISTICS
-    )

@@ -4,15 +4,11 @@ The first is a plain attribute of the tensor, so it travels with it through the 
 with it; the path from a sigmoid to a logarithm, or from a matmul to a softmax, is read off it. The
 second, the taint, belongs to the memory: a value that is written through one view is read through
 another. When the loss or a gradient is not finite, it names the root.
-
-Also here: how ops are used (:class:`Uses`) and the rounding errors of running sums.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -21,8 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampscope.capture.own_ops import own_ops
-from ampscope.capture.tensors import HALF, has_own_memory
-from ampscope.observations import OpUse
+from ampscope.capture.tensors import has_own_memory
 
 PROVENANCE = "_ampscope_provenance"
 EXACT = "_ampscope_exact"  # what fp32 would have had: op_exact.Exact
@@ -36,8 +31,6 @@ PASSES_ON = frozenset({
     "_local_scalar_dense", "is_nonzero", "unbind", "empty_strided", "new_empty", "lift_fresh",
 })  # fmt: skip
 _WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
-_SCALED = (("mul",), ("mul_",), ("div",), ("div_",))
-_AVERAGES = (("add",), ("lerp",), ("sub",))  # what a copied average was made by
 
 
 class Provenance:
@@ -196,226 +189,3 @@ def constant(args: Any) -> float | None:
         if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, PROVENANCE):
             return part.item() if part.is_floating_point() and has_own_memory(part) else None
     return None
-
-
-def adds_to_what_lives_on(name: str, args: Any) -> bool:
-    """Whether the op is a term of a running sum: an in-place sum, a sum of its own result, or a
-    copy of a freshly computed average. A residual addition is none of these."""
-    if name in IN_PLACE or name == "lerp_":
-        return not torch.is_grad_enabled() or not args[0].requires_grad
-    if name == "copy_":
-        source = producers(args[1])
-        return source[:1] in _AVERAGES or source[:2] == ("_to_copy", "add")
-    made = producers(args[0])[:3]
-    return name in made or (not torch.is_grad_enabled() and made[:1] == ("mul",))
-
-
-# Facts about how ops are used that matter without any non-finite value: each once per line.
-
-
-HALF_EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half an ulp at 1
-MOST_NAMED = 3  # places in the sentence on what was not judged
-PHASE_ERROR = 0.25  # radians by which the argument of a sine may be off through rounding alone
-
-# Matmuls of integers, which no control can run in another precision.
-_WHOLE = frozenset({
-    "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu",
-    "_dyn_quant_matmul_4bit", "_scaled_mm", "_scaled_grouped_mm", "_scaled_mm_v2",
-})  # fmt: skip
-FIXED = "fixed_precision"  # the fact's name
-_OWN_ARITHMETIC = Tensor.__torch_dispatch__
-
-Place = Callable[[], tuple[str, str]]
-
-
-class Uses:
-    """Collects :class:`OpUse` records, at most one a (fact, line)."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], OpUse] = {}
-
-    def records(self) -> list[OpUse]:
-        """All facts so far, in the order of their first sight."""
-        return list(self._found.values())
-
-    def note(
-        self, func: Any, args: Any, tensors: list[Tensor], out: Any, autocast: str, step: int,
-        place: Place,
-    ) -> None:  # fmt: skip
-        """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
-        for fact, *numbers in _facts(func._opname, args, tensors, out, autocast):
-            self.add(fact, func._opname, step, place, *numbers)
-
-    def subclasses(self, name: str, types: Sequence[type], step: int, place: Place) -> None:
-        """Op ``name`` was given tensors of these types. One from outside torch, such as torchao's
-        quantized weights, computes by rules of its own, which a control does not change."""
-        for kind in types:
-            own = getattr(kind, "__torch_dispatch__", _OWN_ARITHMETIC) is not _OWN_ARITHMETIC
-            if own and not kind.__module__.startswith("torch."):
-                self.add(FIXED, f"{name} of {kind.__name__}", step, place)
-
-    def custom_function(self, name: str, decorated: bool, step: int, place: Place) -> None:
-        """A user's autograd.Function ran under autocast."""
-        fact = "custom_function" if decorated else "undecorated_function"
-        self.add(fact, name, step, place)
-
-    def add(
-        self, fact: str, op: str, step: int, place: Place, value: float | None = None,
-        other: float | None = None,
-    ) -> None:  # fmt: skip
-        """Note a fact at the place where it was seen; again only counts it."""
-        module, line = place()
-        known = self._found.get((fact, line))
-        if known is not None:
-            self._found[fact, line] = dataclasses.replace(known, count=known.count + 1)
-        else:
-            self._found[fact, line] = OpUse(fact, op, module, line, step, value, other)
-
-
-def _facts(
-    name: str, args: Any, tensors: list[Tensor], out: Any, autocast: str
-) -> Iterator[tuple[Any, ...]]:
-    """The facts about a call of op ``name``, each with up to two numbers."""
-    if name in _WHOLE or _is_eight_bit(tensors, out):
-        yield (FIXED,)
-    is_half = isinstance(out, Tensor) and out.dtype in HALF_EPSILON
-    if name == "binary_cross_entropy" and autocast:
-        yield ("bce_under_autocast",)
-    elif name in ("arange", "linspace") and is_half and out.numel() > 1:
-        distinct = int(torch.unique(out).numel())
-        if distinct < out.numel():
-            yield "half_range", distinct, out.numel()
-    elif name == "_to_copy" and is_half and tensors:
-        yield from _cast_positions(tensors[0], out)
-    elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
-        largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
-        error = largest * HALF_EPSILON[tensors[0].dtype]
-        if math.isfinite(error) and error > PHASE_ERROR:
-            yield "half_learned_phase" if is_learned(tensors[0]) else "half_phase", error, largest
-    elif name in ("_softmax", "_log_softmax") and tensors and tensors[0].numel():
-        masked = torch.isneginf(tensors[0])
-        if bool(masked.any()):
-            empty = masked.all(dim=args[1]) if masked.dim() else masked
-            if rows := int(empty.sum()):
-                yield "fully_masked_row", rows, empty.numel()
-
-
-def _cast_positions(source: Tensor, out: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Whole numbers, or a range, that coincide after the cast to half."""
-    provenance = provenance_of(source)
-    is_range = provenance is not None and provenance.names[0] in ("arange", "linspace")
-    if out.numel() < 2 or source.dtype == torch.bool:
-        return
-    if is_range or not source.is_floating_point():
-        before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
-        if after < before:
-            yield "half_range", after, before
-
-
-def fixed_sentence(uses: Sequence[OpUse]) -> str:
-    """What was not judged, for the notes; "" when all was."""
-    found = [use for use in uses if use.name == FIXED]
-    if not found:
-        return ""
-    places = [f"{use.op} at {use.line}" if use.line else use.op for use in found[:MOST_NAMED]]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return (
-        f"Not judged: {', '.join(places)}{more}. The fp32 control computes these in 8 bits or in a"
-        " tensor type of its own too, so what they lose shows in no comparison."
-    )
-
-
-def _is_eight_bit(tensors: Sequence[Tensor], out: Any) -> bool:
-    results = out if isinstance(out, list | tuple) else (out,)
-    return any(
-        isinstance(t, Tensor) and t.is_floating_point() and t.itemsize == 1
-        for t in (*tensors, *results)
-    )
-
-
-# How much a running sum in half precision has lost so far: the rounding errors added up.
-#
-# A single addition to a half-precision total is off by at most half an ulp, and errors of both
-# signs cancel. When the terms are below half an ulp of the total, every error has the sign of the
-# term, and their sum grows without bound: fp16 stops counting at 2,048, bf16 at 256.
-
-
-IN_PLACE = ("add_", "sub_", "index_add_", "scatter_add_", "_index_put_impl_", "index_put_")
-MAX_NUMEL = 1 << 20
-MAX_SUMS = 200  # lines of a script that add up something; more are not followed
-MAX_TOTALS = 64  # of one line and shape, as of a loop over the parameters
-STARTS_ANEW = 0.5  # of the last total; a moving average keeps more than half of itself
-TOUCHED = 0.05  # share of a sum's elements that must be off: one outlier is no pattern
-
-
-class RunningSums:
-    """Errors so far, by line and shape, of each total that the line adds to."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[object, ...], list[_RunningSum]] = {}  # the newest last
-
-    def drift(
-        self, line: object, func: Any, args: Any, kwargs: Any, before: Tensor, out: Tensor
-    ) -> float | None:
-        """Median over the elements that are off of |sum of errors| / |total|; None when few are.
-
-        A sum goes on where ``before`` is a total that the line has made; or the newest one times a
-        factor, as a moving average is, which keeps more than half of itself. Any other first term
-        begins a sum: what a gate of a recurrence adds is new at each time-step, and its roundings
-        do not add up.
-        """
-        if func._opname in ("lerp_", "copy_") or not 0 < before.numel() <= MAX_NUMEL:
-            return None
-        expected = _in_fp32(func, args, kwargs, before)
-        if expected is None or expected.shape != out.shape:
-            return None
-        key = (line, tuple(out.shape))
-        if key not in self._sums and len(self._sums) >= MAX_SUMS:
-            return None
-        sums = self._sums.setdefault(key, [])
-        error = expected - out.float()
-        known = _continued(sums, before, is_scaled=_is_scaled(func._opname, args[0]))
-        if known is not None:
-            sums.remove(known)
-            error = known.error + error
-        total = out.float().abs()
-        sums.append(_RunningSum(out.detach().clone(), float(total.max()), error))
-        del sums[: -max(1, min(MAX_TOTALS, MAX_NUMEL // out.numel()))]
-        relative = error.abs()[total > 0] / total[total > 0]
-        off = relative[relative > 0]
-        if not off.numel() or off.numel() < TOUCHED * out.numel():
-            return None
-        return float(off.median())
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _RunningSum:
-    total: Tensor
-    largest: float  # magnitude in it
-    error: Tensor  # added up
-
-
-def _continued(sums: list[_RunningSum], before: Tensor, *, is_scaled: bool) -> _RunningSum | None:
-    """The sum whose next term is added to ``before``; None where one begins."""
-    largest = float(before.float().abs().max())
-    for known in reversed(sums):
-        if known.largest == largest and torch.equal(known.total, before):
-            return known
-    newest = sums[-1] if sums else None
-    return newest if newest and is_scaled and largest > STARTS_ANEW * newest.largest else None
-
-
-def _is_scaled(name: str, first: Tensor) -> bool:
-    """The first term is a product; an op in place is itself the last that made it."""
-    made = producers(first)
-    made = made[1:] if made[:1] == (name,) and name in IN_PLACE else made
-    return made[:1] in _SCALED
-
-
-def _in_fp32(func: Any, args: Any, kwargs: Any, before: Tensor) -> Tensor | None:
-    rest = [a.float() if isinstance(a, Tensor) and a.dtype in HALF else a for a in args[1:]]
-    try:
-        result = func(before.float(), *rest, **kwargs)
-    except (RuntimeError, TypeError, NotImplementedError):
-        return None
-    return result if isinstance(result, Tensor) else None

@@ -27,7 +27,7 @@ from ampscope.capture.global_hooks import (
     a_step_runs,
 )
 from ampscope.capture.own_ops import own_ops
-from ampscope.capture.script import op_exact, op_facts, op_taint
+from ampscope.capture.script import op_exact, op_facts, op_taint, running_sums
 from ampscope.capture.script.bad_ops import BadOps, Origins
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.mode_sleep import ModeSleep
@@ -35,6 +35,7 @@ from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.nonfinite_reads import COMPARED_MARK, ITEM, OWN_CODE, NonFiniteReads
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
+from ampscope.capture.script.op_uses import OpUses
 from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
 from ampscope.number_words import plural
@@ -59,7 +60,7 @@ _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd
 _CASTS_INSIDE = torch.ops.aten._sparse_addmm.default
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 IN_FULL = 8  # forward passes of one module in an evaluation
-RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
+RUNNING_SUMS = frozenset({*running_sums.IN_PLACE, "add", "sub"})
 
 
 class OpWatch(StepListener):
@@ -94,14 +95,14 @@ class OpWatch(StepListener):
         self.failures = Failures()
         self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.op_lists
         self._known_ops: set[tuple[int, torch.dtype]] = set()
-        self.uses = op_taint.Uses()
+        self.uses = OpUses()
         self.taints = op_taint.Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
         self.writes = WriteLines(lines)
         self._step = 0
         self._origins = Origins(paths, lines)
         self._bad = BadOps(self._origins)
-        self._sums = op_taint.RunningSums()
+        self._sums = running_sums.RunningSums()
         self.reads = NonFiniteReads(self._bad, lines, self.taint_of)
         self._mode = _Mode(self)
         self._sleep = ModeSleep(self._mode)
@@ -438,13 +439,13 @@ class OpWatch(StepListener):
     def _note_sum(self, call: OpCall, out: Tensor) -> float:
         """The relative error of a running sum so far."""
         stagnated = op_facts.stagnated_share(call.func, call.args, out, call.before)
-        if stagnated is not None and op_taint.adds_to_what_lives_on(call.name, call.args):
+        if stagnated is not None and running_sums.adds_to_what_lives_on(call.name, call.args):
             self._bad.remember("stall", call, call.tensors, out, self.autocast, stagnated)
         first = call.before if call.before is not None else (call.args[0] if call.args else None)
         if call.node is not None or not isinstance(first, Tensor) or call.name not in RUNNING_SUMS:
             return 0.0
         drift = None
-        if op_taint.adds_to_what_lives_on(call.name, call.args):
+        if running_sums.adds_to_what_lives_on(call.name, call.args):
             line = self.lines.where()
             drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
             if drift is not None and drift > INACCURATE_ERROR:

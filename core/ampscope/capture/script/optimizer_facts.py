@@ -1,6 +1,4 @@
-"""What an optimizer holds: parameters, learning rate, state; dtypes and non-finite entries. Looks
-at tensors outside the ops: parameters, buffers, batches.
-"""
+"""What an optimizer holds: options such as the learning rate, state, dtypes, non-finite entries."""
 
 from __future__ import annotations
 
@@ -8,15 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from ampscope.capture.own_ops import own_ops
-from ampscope.capture.script.op_facts import first_bad_index
 from ampscope.capture.tensors import HALF, are_finite, fetch, holds_numbers, plain, readable
-from ampscope.capture.user_objects import buffers, groups_of, parameters, state_of
+from ampscope.capture.user_objects import groups_of, state_of
 from ampscope.numerics.formats import FORMATS, dtype_name
-from ampscope.observations import Scan
 
 MOMENTS = 64  # of a parameter's second moments, sampled
 
@@ -72,6 +67,17 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
     }
 
 
+def _is_of_interest(state: Tensor) -> bool:
+    """Not a step counter, nor a packed state in a subclass of its own."""
+    return state.dim() > 0 and state.is_floating_point() and holds_numbers(state)
+
+
+def _gradient_like(parameter: Tensor, moment: Tensor) -> Tensor | None:
+    """The gradient that fed the moment at this step; None where it cannot be read any more."""
+    values = None if parameter.grad is None else readable(parameter.grad)
+    return values if values is not None and values.shape == moment.shape else None
+
+
 def _fallen(
     optimizer: Optimizer,
     samples: list[tuple[Tensor, dict[str, Any], Tensor, Tensor | None]],
@@ -97,25 +103,6 @@ def _fallen(
     return fell, compared, due, done
 
 
-def _decay(optimizer: Optimizer, state: dict[str, Any]) -> float | None:
-    """What the second moment keeps of itself at a step: Adam's beta2, RMSprop's alpha, Adadelta's
-    rho. None where the optimizer's options do not say."""
-    group = next(iter(groups_of(optimizer)), {})
-    betas = group.get("betas")
-    if "square_avg" in state:
-        found = group.get("alpha", group.get("rho"))
-    else:
-        found = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else None
-    is_share = isinstance(found, float) and 0 < found < 1
-    return found if is_share else None
-
-
-def _gradient_like(parameter: Tensor, moment: Tensor) -> Tensor | None:
-    """The gradient that fed the moment at this step; None where it cannot be read any more."""
-    values = None if parameter.grad is None else readable(parameter.grad)
-    return values if values is not None and values.shape == moment.shape else None
-
-
 def _falls(
     before: Tensor, now: Tensor, gradient: Tensor, decay: float | None
 ) -> tuple[float, float]:
@@ -137,9 +124,17 @@ def _falls(
     return float(due[is_due].sum()), float(done[is_due].sum())
 
 
-def _is_of_interest(state: Tensor) -> bool:
-    """Not a step counter, nor a packed state in a subclass of its own."""
-    return state.dim() > 0 and state.is_floating_point() and holds_numbers(state)
+def _decay(optimizer: Optimizer, state: dict[str, Any]) -> float | None:
+    """What the second moment keeps of itself at a step: Adam's beta2, RMSprop's alpha, Adadelta's
+    rho. None where the optimizer's options do not say."""
+    group = next(iter(groups_of(optimizer)), {})
+    betas = group.get("betas")
+    if "square_avg" in state:
+        found = group.get("alpha", group.get("rho"))
+    else:
+        found = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else None
+    is_share = isinstance(found, float) and 0 < found < 1
+    return found if is_share else None
 
 
 def dtypes(tensors: list[Tensor]) -> str:
@@ -151,98 +146,6 @@ def nonfinite_count(tensors: list[Tensor]) -> int:
     """NaN and infinite entries of all tensors."""
     bad = (t for t, finite in zip(tensors, are_finite(tensors), strict=True) if not finite)
     return int(sum(fetch([(~torch.isfinite(plain(t))).sum() for t in bad])))
-
-
-# Looks at tensors outside the ops: parameters, buffers and batches at the start and at the end.
-
-
-SAMPLE = 512  # values kept of a half-precision buffer: enough to see a table's coarse steps
-PLACES = 64  # of a parameter, at which its way over the run is kept
-
-
-def scan(
-    moment: str,
-    kind: str,
-    name: str,
-    tensor: Tensor,
-    step: int = 0,
-    first: Tensor | None = None,
-) -> Scan:
-    """Facts about one floating-point tensor; ``first`` is what it was at its first sight."""
-    with own_ops():  # what ampscope computes is none of the script's ops
-        return _scan(moment, kind, name, tensor, step, first)
-
-
-def _scan(
-    moment: str, kind: str, name: str, values: Tensor, step: int, first: Tensor | None
-) -> Scan:
-    numbers = plain(values).detach()
-    finite = torch.isfinite(numbers)
-    nan, infinite = int(torch.isnan(numbers).sum()), int(torch.isinf(numbers).sum())
-    kept = numbers[finite].float()
-    half_buffer = values.dtype in HALF and kind == "buffer" and values.numel() > 1
-    return Scan(
-        moment=moment,
-        kind=kind,
-        name=name,
-        dtype=dtype_name(values.dtype),
-        total=values.numel(),
-        nan=nan,
-        inf=infinite,
-        max_abs=float(kept.abs().max()) if kept.numel() else None,
-        step=step,
-        change=None if first is None else relative_change(numbers, first),
-        distinct=int(torch.unique(numbers).numel()) if half_buffer else None,
-        sample=_sample(values) if kind == "buffer" and moment == "start" else (),
-        std=float(kept.std()) if kept.numel() > 1 else None,
-        index=first_bad_index(numbers) if nan or infinite else (),
-        displacement=() if first is None else _displacement(numbers, first),
-        still=None if first is None else _still_share(numbers, first),
-    )
-
-
-def scan_model(moment: str, model: nn.Module, trained: set[int], step: int) -> list[Scan]:
-    """Parameters (``frozen`` when no optimizer has them) and buffers of a model."""
-    found = [
-        scan(moment, "parameter" if id(p) in trained else "frozen", name, p, step)
-        for name, p in parameters(model)
-        if holds_numbers(p)
-    ]
-    found += [
-        scan(moment, "buffer", name, b, step)
-        for name, b in buffers(model)
-        if b.is_floating_point() and holds_numbers(b) and b.numel()
-    ]
-    return found
-
-
-def relative_change(now: Tensor, first: Tensor) -> float | None:
-    """|now - first| / |first| in 2-norms; None when the first sight was zero."""
-    before, after = plain(first).double(), plain(now.detach()).double()
-    length = float(torch.linalg.vector_norm(before))
-    return float(torch.linalg.vector_norm(after - before)) / length if length else None
-
-
-def _displacement(now: Tensor, first: Tensor) -> tuple[float, ...]:
-    """How far some of the values came, in five digits."""
-    after, before = (evenly(plain(t), PLACES).double() for t in (now, first))
-    return tuple(float(f"{x:.4e}") for x in (after - before).tolist())
-
-
-def _still_share(now: Tensor, first: Tensor) -> float | None:
-    """Share of the values that are as they were, or that value rounded to a half format: all that
-    a script did that rounds its weights and whose updates were lost. None of an empty tensor."""
-    after, before = plain(now).detach().float(), plain(first).detach().float()
-    if after.shape != before.shape or not after.numel():
-        return None
-    same = after == before
-    for half in HALF:
-        same |= after == before.to(half).float()
-    return float(same.double().mean())
-
-
-def _sample(values: Tensor) -> tuple[float, ...]:
-    return tuple(evenly(plain(values).detach(), SAMPLE).float().tolist())
 
 
 def on_host(parts: list[Tensor]) -> list[Tensor]:

@@ -2,10 +2,8 @@
 
 Through a scaler a step begins at ``scaler.step``; when the optimizer's own step does not
 follow, it was skipped. A step that the script calls itself is a step too, marked by its empty
-scaler.
-
-How an :class:`OptimizerStep` is put together, gradients read and weights' motion measured is here
-too.
+scaler. :class:`OptimizerSteps` puts each record together; below it stands what it asks: the scale
+that gradients still carry, clips, the gradients themselves, how weights moved.
 """
 
 from __future__ import annotations
@@ -55,6 +53,12 @@ from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.capture.user_objects import IdSet, parameters_of
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import OptimizerStep, ParameterGradient
+
+DETAILED_STEPS = 4  # first steps of which every parameter's gradient is kept
+FINITE_DETAILED = 2  # first steps with finite gradients, wherever a search for a scale ends
+MAX_BAD_DETAILED = 12  # and steps with non-finite gradients
+SAMPLED = 64  # entries of each parameter that are looked at between two steps, and of a gradient
+MAX_NUMEL = 30_000_000  # weights compared before and after a step: 120 MB of fp32 copies
 
 T = TypeVar("T")
 
@@ -350,10 +354,6 @@ def _has_hooks(parameter: Tensor) -> bool:
     return any(not str(getattr(f, "__module__", "")).startswith("ampscope.") for f in functions)
 
 
-# What one :class:`OptimizerStep` is put together of: the backward before it, clips, how the step
-# ended.
-
-
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The last backward before the step, and how many there were since the one before: fields of
@@ -379,6 +379,48 @@ class Ending:
     held_in: str = ""
 
 
+class CarriedScale:
+    """Which gradients still carry a loss scale: scaled by a backward, not unscaled since. Follows
+    scaled backward passes, ``unscale_`` and ``update``, one optimizer at a time."""
+
+    def __init__(self) -> None:
+        self.pending = False  # the last backward's gradients carry a scale
+        self._unscaled: dict[int, int] = {}  # id of an optimizer -> id of the scaler
+        self._by_user: set[int] = set()  # the same optimizers, where the script itself called it
+
+    def unscaled(self, optimizer: Optimizer, scaler: Any, *, by_user: bool) -> None:
+        """``scaler.unscale_(optimizer)`` was called."""
+        self._unscaled[id(optimizer)] = id(scaler)
+        if by_user:
+            self._by_user.add(id(optimizer))
+
+    def updated(self, scaler: Any) -> None:
+        """``scaler.update()``: the optimizers that it unscaled begin anew; those of another
+        scaler do not (two networks that take turns)."""
+        own = {key for key, by in self._unscaled.items() if by == id(scaler)}
+        self._by_user -= own
+        for key in own:
+            del self._unscaled[key]
+
+    def is_unscaled(self, optimizer: Optimizer) -> bool:
+        """Unscaled since the last update, by whomever."""
+        return id(optimizer) in self._unscaled
+
+    def is_unscaled_by_user(self, optimizer: Optimizer) -> bool:
+        """Unscaled by a call of the script's own."""
+        return id(optimizer) in self._by_user
+
+    def carries(self, parameters: list[Tensor], optimizers: list[Optimizer]) -> bool:
+        """Whether gradients of these parameters were scaled and not unscaled yet."""
+        if not self.pending:
+            return False
+        held = {id(p) for p in parameters if p.grad is not None}
+        owned = [(o, held & {id(p) for p in parameters_of(o)}) for o in optimizers]
+        # An optimizer that was replaced by another still lives: one that unscaled is enough.
+        unscaled = {key for o, keys in owned if self.is_unscaled(o) for key in keys}
+        return not unscaled or any(keys - unscaled for _, keys in owned)
+
+
 class Clips:
     """The norms that the script's clips found since the last step, before they clipped."""
 
@@ -399,93 +441,9 @@ class Clips:
         return math.sqrt(sum(norm**2 for _, norm in found))
 
 
-# Counts and magnitudes of an optimizer's gradients.
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One parameter's gradient; ``norm`` and ``largest`` are of the finite entries, unscaled."""
-
-    total: int
-    zero: int
-    nonfinite: int
-    norm: float
-    largest: float
-
-
-@dataclass(frozen=True, slots=True)
-class GradientFacts:
-    """All gradients of an optimizer, divided by the scale that they still carry."""
-
-    parts: tuple[tuple[Tensor, Part], ...]
-    total: int
-    zero: int
-    nonfinite: int
-    largest: float | None
-    norm: float | None
-
-
-def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
-    """Facts about ``parameter.grad / factor`` of those that have a gradient that can be read."""
-    held = [
-        (p, v) for p in parameters if p.grad is not None and (v := readable(p.grad)) is not None
-    ]
-    only = _parts([values for _, values in held], factor or 1.0)
-    return GradientFacts(
-        parts=tuple(zip((p for p, _ in held), only, strict=True)),
-        total=sum(p.total for p in only),
-        zero=sum(p.zero for p in only),
-        nonfinite=sum(p.nonfinite for p in only),
-        largest=max((p.largest for p in only), default=None),
-        norm=math.sqrt(sum(p.norm**2 for p in only)) if only else None,
-    )
-
-
-def _parts(gradients: list[Tensor], scale: float) -> list[Part]:
-    """Facts about each; on a device with one wait for all, and one more where some are not
-    finite."""
-    count = len(gradients)
-    zero = [(values == 0).sum() for values in gradients]
-    numbers = fetch([*zero, *_magnitudes(gradients)])
-    bad = [n for n in range(count) if not math.isfinite(numbers[count + n])]
-    nonfinite = dict.fromkeys(range(count), 0.0)
-    again: list[Tensor] = []
-    for n in bad:  # one copy at a time: there may be no memory for all
-        finite = torch.isfinite(gradients[n])
-        kept = torch.where(finite, gradients[n], 0.0)
-        again += (~finite).sum(), *_magnitudes([kept])
-    found = fetch(again)
-    for place, n in enumerate(bad):
-        three = found[3 * place : 3 * place + 3]
-        nonfinite[n], numbers[count + n], numbers[2 * count + n] = three
-    return [
-        Part(
-            total=values.numel(),
-            zero=int(numbers[n]),
-            nonfinite=int(nonfinite[n]),
-            norm=numbers[2 * count + n] / scale,
-            largest=numbers[count + n] / scale,
-        )
-        for n, values in enumerate(gradients)
-    ]
-
-
-def _magnitudes(gradients: list[Tensor]) -> list[Tensor]:
-    """The largest magnitude of each in its own dtype (fp64 and 8 bits: fp32), then the 2-norms."""
-    narrow = [v if v.dtype in (*HALF, torch.float32) else v.float() for v in gradients]
-    return [*largest_of(narrow), *norms_of(narrow, 2.0, torch.float64)]
-
-
-# Reads an optimizer's gradients at a step: sums of all, details of some, taints of the bad.
-
-
-DETAILED_STEPS = 4  # first steps of which every parameter's gradient is kept
-FINITE_DETAILED = 2  # first steps with finite gradients, wherever a search for a scale ends
-MAX_BAD_DETAILED = 12  # and steps with non-finite gradients
-
-
 class GradientReader:
-    """Results: :attr:`records`, one per parameter; :attr:`taints`, bad op -> gradients."""
+    """Reads an optimizer's gradients at a step: sums of all, details of some in :attr:`records`,
+    one per parameter, and in :attr:`taints` how many gradients descend from each bad op."""
 
     def __init__(self, taint_of: Callable[[Tensor | None], int | None]) -> None:
         self.records: list[ParameterGradient] = []
@@ -538,36 +496,82 @@ def _sample(parameter: Tensor, factor: float) -> tuple[float, ...]:
     return tuple(float(f"{x / (factor or 1.0):.4e}") for x in evenly(values, SAMPLED).tolist())
 
 
-# How far an optimizer's step moved the weights: copied before, compared after.
+@dataclass(frozen=True, slots=True)
+class GradientFacts:
+    """All gradients of an optimizer, divided by the scale that they still carry."""
+
+    parts: tuple[tuple[Tensor, GradientPart], ...]
+    total: int
+    zero: int
+    nonfinite: int
+    largest: float | None
+    norm: float | None
 
 
-SAMPLED = 64  # weights of each parameter that are looked at between two steps
-MAX_NUMEL = 30_000_000  # weights compared before and after a step: 120 MB of fp32 copies
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """One parameter's gradient; ``norm`` and ``largest`` are of the finite entries, unscaled."""
+
+    total: int
+    zero: int
+    nonfinite: int
+    norm: float
+    largest: float
 
 
-class WeightSample:
-    """Some of an optimizer's weights before its step: what the script makes of them between steps,
-    such as rounding them, shows in no single step."""
+def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
+    """Facts about ``parameter.grad / factor`` of those that have a gradient that can be read."""
+    held = [
+        (p, v) for p in parameters if p.grad is not None and (v := readable(p.grad)) is not None
+    ]
+    only = _parts([values for _, values in held], factor or 1.0)
+    return GradientFacts(
+        parts=tuple(zip((p for p, _ in held), only, strict=True)),
+        total=sum(p.total for p in only),
+        zero=sum(p.zero for p in only),
+        nonfinite=sum(p.nonfinite for p in only),
+        largest=max((p.largest for p in only), default=None),
+        norm=math.sqrt(sum(p.norm**2 for p in only)) if only else None,
+    )
 
-    def __init__(self, parameters: list[Tensor], before: WeightSample | None) -> None:
-        held = (v for p in parameters if (v := readable(p)) is not None and v.is_floating_point())
-        parts = [evenly(v, SAMPLED) for v in held if v.numel()]
-        empty = torch.empty(0)
-        here = on_host(parts)
-        self._values = torch.cat(here) if parts else empty
-        old = empty if before is None else before._values
-        comparable = parts and old.shape == self._values.shape
-        moved = torch.ne(old, self._values).double().mean() if comparable else None
-        self.moved_since = None if moved is None else float(moved)
-        both = zip(parts, here, strict=True)
-        wide = [copy.float() for part, copy in both if part.dtype is torch.float32]
-        coarsest = (torch.bfloat16, torch.float16)  # fp16 holds nearly all that bf16 does
-        fits = (d for d in coarsest if wide and all(torch.equal(p.to(d).float(), p) for p in wide))
-        self.held_in = dtype_name(found) if (found := next(fits, None)) else ""
+
+def _parts(gradients: list[Tensor], scale: float) -> list[GradientPart]:
+    """Facts about each; on a device with one wait for all, and one more where some are not
+    finite."""
+    count = len(gradients)
+    zero = [(values == 0).sum() for values in gradients]
+    numbers = fetch([*zero, *_magnitudes(gradients)])
+    bad = [n for n in range(count) if not math.isfinite(numbers[count + n])]
+    nonfinite = dict.fromkeys(range(count), 0.0)
+    again: list[Tensor] = []
+    for n in bad:  # one copy at a time: there may be no memory for all
+        finite = torch.isfinite(gradients[n])
+        kept = torch.where(finite, gradients[n], 0.0)
+        again += (~finite).sum(), *_magnitudes([kept])
+    found = fetch(again)
+    for place, n in enumerate(bad):
+        three = found[3 * place : 3 * place + 3]
+        nonfinite[n], numbers[count + n], numbers[2 * count + n] = three
+    return [
+        GradientPart(
+            total=values.numel(),
+            zero=int(numbers[n]),
+            nonfinite=int(nonfinite[n]),
+            norm=numbers[2 * count + n] / scale,
+            largest=numbers[count + n] / scale,
+        )
+        for n, values in enumerate(gradients)
+    ]
+
+
+def _magnitudes(gradients: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each in its own dtype (fp64 and 8 bits: fp32), then the 2-norms."""
+    narrow = [v if v.dtype in (*HALF, torch.float32) else v.float() for v in gradients]
+    return [*largest_of(narrow), *norms_of(narrow, 2.0, torch.float64)]
 
 
 class WeightMotion:
-    """The weights of one optimizer before its step."""
+    """How far a step moves an optimizer's weights: copied before it, compared after it."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Tensor, Tensor]] = []  # each with a copy of its numbers
@@ -622,45 +626,22 @@ def _along(parameter: Tensor, change: Tensor) -> Tensor:
     return (change * values.double()).sum()
 
 
-# Which gradients still carry a loss scale: scaled by a backward, not unscaled since.
+class WeightSample:
+    """Some of an optimizer's weights before its step: what the script makes of them between steps,
+    such as rounding them, shows in no single step."""
 
-
-class CarriedScale:
-    """Follows scaled backward passes, ``unscale_`` and ``update``, one optimizer at a time."""
-
-    def __init__(self) -> None:
-        self.pending = False  # the last backward's gradients carry a scale
-        self._unscaled: dict[int, int] = {}  # id of an optimizer -> id of the scaler
-        self._by_user: set[int] = set()  # the same optimizers, where the script itself called it
-
-    def unscaled(self, optimizer: Optimizer, scaler: Any, *, by_user: bool) -> None:
-        """``scaler.unscale_(optimizer)`` was called."""
-        self._unscaled[id(optimizer)] = id(scaler)
-        if by_user:
-            self._by_user.add(id(optimizer))
-
-    def updated(self, scaler: Any) -> None:
-        """``scaler.update()``: the optimizers that it unscaled begin anew; those of another
-        scaler do not (two networks that take turns)."""
-        own = {key for key, by in self._unscaled.items() if by == id(scaler)}
-        self._by_user -= own
-        for key in own:
-            del self._unscaled[key]
-
-    def is_unscaled(self, optimizer: Optimizer) -> bool:
-        """Unscaled since the last update, by whomever."""
-        return id(optimizer) in self._unscaled
-
-    def is_unscaled_by_user(self, optimizer: Optimizer) -> bool:
-        """Unscaled by a call of the script's own."""
-        return id(optimizer) in self._by_user
-
-    def carries(self, parameters: list[Tensor], optimizers: list[Optimizer]) -> bool:
-        """Whether gradients of these parameters were scaled and not unscaled yet."""
-        if not self.pending:
-            return False
-        held = {id(p) for p in parameters if p.grad is not None}
-        owned = [(o, held & {id(p) for p in parameters_of(o)}) for o in optimizers]
-        # An optimizer that was replaced by another still lives: one that unscaled is enough.
-        unscaled = {key for o, keys in owned if self.is_unscaled(o) for key in keys}
-        return not unscaled or any(keys - unscaled for _, keys in owned)
+    def __init__(self, parameters: list[Tensor], before: WeightSample | None) -> None:
+        held = (v for p in parameters if (v := readable(p)) is not None and v.is_floating_point())
+        parts = [evenly(v, SAMPLED) for v in held if v.numel()]
+        empty = torch.empty(0)
+        here = on_host(parts)
+        self._values = torch.cat(here) if parts else empty
+        old = empty if before is None else before._values
+        comparable = parts and old.shape == self._values.shape
+        moved = torch.ne(old, self._values).double().mean() if comparable else None
+        self.moved_since = None if moved is None else float(moved)
+        both = zip(parts, here, strict=True)
+        wide = [copy.float() for part, copy in both if part.dtype is torch.float32]
+        coarsest = (torch.bfloat16, torch.float16)  # fp16 holds nearly all that bf16 does
+        fits = (d for d in coarsest if wide and all(torch.equal(p.to(d).float(), p) for p in wide))
+        self.held_in = dtype_name(found) if (found := next(fits, None)) else ""

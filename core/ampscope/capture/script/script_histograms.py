@@ -34,17 +34,6 @@ from ampscope.capture.user_objects import IdMap, modules, own_parameters, parame
 from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRecord, Role
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptMeasurements:
-    """What was measured at steps that are over; ``op_sets`` maps a step to its ops' id."""
-
-    modules: list[ModuleRecord]
-    frames: list[Frame]
-    nonfinite: list[NonFiniteRecord]
-    ops: list[tuple[int, list[OpRecord]]]
-    op_sets: dict[int, int]
-
-
 class ScriptHistograms:
     """Counts while entered; :meth:`take` gives what came since the last call."""
 
@@ -180,17 +169,27 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-# Numbers for the modules of every model that a script runs, whenever it makes them.
-#
-# A model is numbered when one of its modules first runs. The first model's paths are plain
-# (``encoder.0``); those of a later one begin with its class (``Discriminator.net.0``), so that two
-# models of a script do not share names. A model that only ever runs without gradients (a teacher,
-# a copy for evaluation) is left out, as is what the others do without them. Nothing here keeps a
-# model alive that the script drops.
+@dataclass(frozen=True, slots=True)
+class ScriptMeasurements:
+    """What was measured at steps that are over; ``op_sets`` maps a step to its ops' id."""
+
+    modules: list[ModuleRecord]
+    frames: list[Frame]
+    nonfinite: list[NonFiniteRecord]
+    ops: list[tuple[int, list[OpRecord]]]
+    op_sets: dict[int, int]
 
 
 class ScriptModels:
-    """As :class:`ModelMap`, for models that come one by one."""
+    """As :class:`ModelMap`, for models that come one by one: numbers for the modules of every model
+    that a script runs, whenever it makes them.
+
+    A model is numbered when one of its modules first runs. The first model's paths are plain
+    (``encoder.0``); those of a later one begin with its class (``Discriminator.net.0``), so that
+    two models of a script do not share names. A model that only ever runs without gradients (a
+    teacher, a copy for evaluation) is left out, as is what the others do without them. Nothing here
+    keeps a model alive that the script drops.
+    """
 
     def __init__(self, paths: ModulePaths) -> None:
         self.is_training = True  # the outermost module that runs was called with gradients
