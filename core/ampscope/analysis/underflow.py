@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.analysis.precision_use import split
+from ampscope.analysis.op_precision import split
 from ampscope.numerics import histogram
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.records import Frame

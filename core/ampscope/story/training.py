@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ampscope.analysis.precision_use import recorded_dtypes
+from ampscope.analysis.op_precision import recorded_dtypes
 from ampscope.analysis.training import Training, finite_parts, summarize, training_of
 from ampscope.number_words import plural, share
 from ampscope.records import (

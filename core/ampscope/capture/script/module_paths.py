@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.analysis.precision_use import NO_ARITHMETIC, SCALER_PREFIX
+from ampscope.analysis.op_precision import NO_ARITHMETIC, SCALER_PREFIX
 from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, REGISTERED, Subscription
 from ampscope.capture.op_trace import Flops
