@@ -14,7 +14,7 @@ import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
 from ampscope.analysis import op_precision
-from ampscope.analysis.line_view import module_line
+from ampscope.analysis.module_line import module_line
 from ampscope.control import COMPILED
 from ampscope.observations import Kernel
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampscope.analysis.control_losses import difference
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 
 MATTERS = 1e-2  # of the whole gradient's norm

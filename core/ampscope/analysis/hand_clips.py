@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.control_losses import difference
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import GradientChange
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
 
-from ampscope.analysis.control_losses import difference, divergence
+from ampscope.analysis.control_losses import divergence
 from ampscope.analysis.half_tensors import KEPT, kept_motion, least_moved
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import TAIL_SHARE, RunView
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
