@@ -13,8 +13,8 @@ import pandas as pd
 import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
-from ampscope.analysis import precision_use
-from ampscope.analysis.line_view import module_line
+from ampscope.analysis import op_precision
+from ampscope.analysis.module_line import module_line
 from ampscope.control import COMPILED
 from ampscope.observations import Kernel
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
@@ -123,7 +123,7 @@ def read(run: RunInfo, chosen: OpSet | None, phase: str) -> Layers:
         every = store.ops(run, chosen.id) if chosen else []
     ops = [op for op in every if phase in (ALL_PHASES, op.phase)]
     step, frames = _frames(run, chosen.steps[-1] if chosen else None)
-    rows = precision_use.dtypes_by_module(modules, ops, frames)
+    rows = op_precision.dtypes_by_module(modules, ops, frames)
     return Layers(tuple(modules), tuple(every), tuple(ops), tuple(rows), step)
 
 
@@ -134,7 +134,7 @@ class Layers:
     modules: tuple[ModuleRecord, ...]
     all_ops: tuple[OpRecord, ...]
     ops: tuple[OpRecord, ...]
-    rows: tuple[precision_use.ModuleDtypes, ...]
+    rows: tuple[op_precision.ModuleDtypes, ...]
     step: int | None  # whose histograms gave the dtypes of values, None when there are none
 
 
@@ -166,12 +166,12 @@ def show_stored_dtypes(run: RunInfo, layers: Layers) -> None:
 
 def show_overview(run: RunInfo, layers: Layers) -> None:
     """The sentence and the key figures."""
-    flops = precision_use.flop_share(layers.ops)
-    kinds = precision_use.modules_by_precision(layers.all_ops)
-    casts = sum(site.count for site in precision_use.cast_sites(layers.ops))
+    flops = op_precision.flop_share(layers.ops)
+    kinds = op_precision.modules_by_precision(layers.all_ops)
+    casts = sum(site.count for site in op_precision.cast_sites(layers.ops))
     half_run = any(mode in run.spec.precision for mode in HALF_MODES)
     chart.sentence(answer(flops, kinds, casts, half_run))
-    parameters = precision_use.parameters_by_dtype(layers.modules)
+    parameters = op_precision.parameters_by_dtype(layers.modules)
     total = sum(n for _, n in parameters)
     shown = "none" if flops.half_share is None else percent(flops.half_share)
     chart.key_figures(
@@ -195,8 +195,8 @@ def show_overview(run: RunInfo, layers: Layers) -> None:
 
 
 def answer(
-    flops: precision_use.FlopShare,
-    kinds: precision_use.ModulesByPrecision,
+    flops: op_precision.FlopShare,
+    kinds: op_precision.ModulesByPrecision,
     cast_count: int,
     is_half_run: bool,
 ) -> str:
@@ -208,7 +208,7 @@ def answer(
         return f"Everything ran in fp32, {where}: {plural(cast_count, 'cast')} per step."
     parts = []
     if flops.half_share is not None:
-        halves = "+".join(d for d, _ in flops.by_dtype if precision_use.is_half(d)) or "half"
+        halves = "+".join(d for d, _ in flops.by_dtype if op_precision.is_half(d)) or "half"
         parts.append(f"{percent(flops.half_share)} of the FLOPs ran in {halves}")
     if kinds.total:
         modules = plural(kinds.total, "computing module")
@@ -230,7 +230,7 @@ def show_flops(layers: Layers) -> None:
     """The chart: where the FLOPs are, and in which dtype."""
     names = names_by_index(layers.modules)
     shares = [
-        (names.get(m, "outside the model"), s) for m, s in precision_use.flops_by_module(layers.ops)
+        (names.get(m, "outside the model"), s) for m, s in op_precision.flops_by_module(layers.ops)
     ]
     chart.see(flops_seen(shares, SHOWN_MODULES))
     if not shares:
@@ -249,7 +249,7 @@ def show_flops(layers: Layers) -> None:
     chart.show(figure, "flops", table, key="layers-flops")
 
 
-def flops_seen(shares: Sequence[tuple[str, precision_use.FlopShare]], shown: int) -> str:
+def flops_seen(shares: Sequence[tuple[str, op_precision.FlopShare]], shown: int) -> str:
     """Above the chart of FLOPs."""
     total = sum(s.total for _, s in shares)
     if not shares:
@@ -270,14 +270,14 @@ def flops_seen(shares: Sequence[tuple[str, precision_use.FlopShare]], shown: int
 def show_tree(layers: Layers) -> None:
     """All modules, searched or folded."""
     st.subheader("Modules", anchor=False)
-    deepest = max((precision_use.depth_of(r.path) for r in layers.rows), default=0)
+    deepest = max((r.depth for r in layers.rows), default=0)
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     with left:
         text = links.find("find", "part of a path or a type")
     depths = list(range(1, deepest + 1)) or [0]
     start = depth_for(layers.rows, UNFOLDED)
     depth = links.slide("Unfold to depth", "depth", depths, default=start, place=right)
-    rows = matching_modules(layers.rows, text) if text else precision_use.fold(layers.rows, depth)
+    rows = matching_modules(layers.rows, text) if text else op_precision.fold(layers.rows, depth)
     opens = bool(layers.all_ops)  # the section below is of its ops
     chart.see(tree_seen(len(rows), len(layers.rows), text, opens=opens))
     left_out = () if opens else OF_OPS  # no op was traced: a zero would say that none ran
@@ -286,7 +286,7 @@ def show_tree(layers: Layers) -> None:
         st.caption(f"Dtypes of values are those of step {layers.step}.")
 
 
-def depth_for(rows: Sequence[precision_use.ModuleDtypes], limit: int) -> int:
+def depth_for(rows: Sequence[op_precision.ModuleDtypes], limit: int) -> int:
     """Largest depth that unfolds at most ``limit`` rows, at least 1."""
     depths = sorted(r.depth for r in rows)
     deepest = depths[-1] if depths else 0
@@ -294,8 +294,8 @@ def depth_for(rows: Sequence[precision_use.ModuleDtypes], limit: int) -> int:
 
 
 def matching_modules(
-    rows: Sequence[precision_use.ModuleDtypes], text: str
-) -> list[precision_use.ModuleDtypes]:
+    rows: Sequence[op_precision.ModuleDtypes], text: str
+) -> list[op_precision.ModuleDtypes]:
     """Rows whose path or type holds ``text``, whatever the case."""
     wanted = text.strip().lower()
     return [r for r in rows if wanted in name_of(r.path).lower() or wanted in r.type.lower()]
@@ -315,7 +315,7 @@ def tree_seen(shown: int, whole: int, text: str, *, opens: bool) -> str:
 
 
 def module_table(
-    rows: Sequence[precision_use.ModuleDtypes],
+    rows: Sequence[op_precision.ModuleDtypes],
     *,
     as_tree: bool,
     key: str,
@@ -354,7 +354,7 @@ def module_table(
     chart.download(lambda: module_frame(rows, as_tree=False), "modules", key=key)
 
 
-def module_frame(rows: Sequence[precision_use.ModuleDtypes], *, as_tree: bool) -> pd.DataFrame:
+def module_frame(rows: Sequence[op_precision.ModuleDtypes], *, as_tree: bool) -> pd.DataFrame:
     """One line per module; a tree shows last parts indented, a search result whole paths."""
     return pd.DataFrame(
         {
@@ -379,7 +379,7 @@ def show_module(run: RunInfo, layers: Layers) -> None:
     st.subheader("One module", anchor=False)
     names = names_by_index(layers.modules)
     busiest = Counter(op.module for op in layers.ops if not op.is_cast).most_common(1)
-    heaviest = [module for module, _ in precision_use.flops_by_module(layers.ops)] or [
+    heaviest = [module for module, _ in op_precision.flops_by_module(layers.ops)] or [
         m for m, _ in busiest
     ]
     default = heaviest[0] if heaviest else None
@@ -418,7 +418,7 @@ def ops_table(ops: Sequence[OpRecord], list_of: Callable[[str], str | None], *, 
         {
             "Phase": [o.phase for o in ordered],
             "Op": [o.op for o in ordered],
-            "Computed in": [[precision_use.compute_dtype(o.inputs) or "none"] for o in ordered],
+            "Computed in": [[op_precision.compute_dtype(o.inputs) or "none"] for o in ordered],
             "Inputs": [o.inputs or "none" for o in ordered],
             "Outputs": [o.outputs or "none" for o in ordered],
             "Calls": [o.count for o in ordered],
@@ -448,7 +448,7 @@ def _cpu_list_of(op: str) -> str | None:
 
 def show_fp32(run: RunInfo, layers: Layers) -> None:
     """What stayed in fp32 in the forward pass, and why."""
-    found = precision_use.fp32_ops(layers.all_ops, list_lookup(run.machine))
+    found = op_precision.fp32_ops(layers.all_ops, list_lookup(run.machine))
     precision = run.spec.precision
     with chart.details("What stayed in fp32, and why"):
         chart.see(fp32_seen(found, precision))
@@ -459,7 +459,7 @@ def show_fp32(run: RunInfo, layers: Layers) -> None:
             fp32_table(found, names, reasons, key="layers-fp32")
 
 
-def fp32_seen(found: Sequence[precision_use.Fp32Op], precision: str) -> str:
+def fp32_seen(found: Sequence[op_precision.Fp32Op], precision: str) -> str:
     """Above the table of ops that computed in fp32."""
     if not found:
         return "No forward op computed in fp32."
@@ -481,7 +481,7 @@ def fp32_seen(found: Sequence[precision_use.Fp32Op], precision: str) -> str:
 
 
 def fp32_table(
-    ops: Sequence[precision_use.Fp32Op], names: dict[int, str], reasons: dict[str, str], *, key: str
+    ops: Sequence[op_precision.Fp32Op], names: dict[int, str], reasons: dict[str, str], *, key: str
 ) -> None:
     """Ops that computed in fp32, and why."""
 
@@ -502,18 +502,18 @@ def fp32_table(
 
 def show_casts(layers: Layers) -> None:
     """Where dtypes change."""
-    sites, names = precision_use.cast_sites(layers.ops), names_by_index(layers.modules)
+    sites, names = op_precision.cast_sites(layers.ops), names_by_index(layers.modules)
     with chart.details("Casts: where, from what to what"):
         chart.see(casts_seen(sites, names))
         if sites:
             cast_table(sites, names, key="layers-casts")
 
 
-def casts_seen(sites: Sequence[precision_use.CastSite], names: dict[int, str]) -> str:
+def casts_seen(sites: Sequence[op_precision.CastSite], names: dict[int, str]) -> str:
     """Above the table of casts."""
     if not sites:
         return "No cast: every op got its inputs in the dtype that it ran in."
-    kinds = precision_use.cast_kinds(sites)
+    kinds = op_precision.cast_kinds(sites)
     total = sum(s.count for s in sites)
     listed = ", ".join(f"{n:,} from {a} to {b}" for a, b, n in kinds[:3])
     where = cut(names.get(sites[0].module, "outside the model"))
@@ -524,7 +524,7 @@ def casts_seen(sites: Sequence[precision_use.CastSite], names: dict[int, str]) -
     )
 
 
-def cast_table(sites: Sequence[precision_use.CastSite], names: dict[int, str], *, key: str) -> None:
+def cast_table(sites: Sequence[op_precision.CastSite], names: dict[int, str], *, key: str) -> None:
     """Where casts happen."""
     table = pd.DataFrame(
         {

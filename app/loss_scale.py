@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import streamlit as st
 
-from ampscope.analysis import underflow
+from ampscope.analysis import scale_window
+from ampscope.analysis.scale_summary import ScaleSummary, summarize
 from ampscope.analysis.skips import BadStep, SkipCause, bad_steps, skip_causes
-from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
+from ampscope.analysis.training import FiniteParts, finite_parts, is_bad
 from ampscope.diagnosis.result import gpu_that_emulates_bf16
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
@@ -519,18 +520,18 @@ def draw_windows(run: RunInfo) -> None:
         )
         return
     weights = store.frame(run, Role.WEIGHT_GRAD, step)
-    windows = underflow.module_windows(frame, FP16, weights)
+    windows = scale_window.module_windows(frame, FP16, weights)
     if not windows:
         states.nothing_recorded(
             f"No fp16 gradients of step {step:,} to read a scale from.", "Choose another step."
         )
         return
     names = {m.index: name_of(m.path) for m in store.modules(run)}
-    common = underflow.common_window(frame, FP16, weights)
+    common = scale_window.common_window(frame, FP16, weights)
     if common is not None:
         what = "output gradients" if weights is None else "output and weight gradients"
         text = window_sentence(
-            common, names, FP16.name, what, underflow.excluded_modules(frame, FP16)
+            common, names, FP16.name, what, scale_window.excluded_modules(frame, FP16)
         )
         chart.see(f"{text} {_opens(common, names, not gpu_that_emulates_bf16(run))}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
@@ -564,11 +565,11 @@ def advice(reader: Reader, run_id: str) -> lab.Advice | None:
     return lab.advise(known, between, lab.skipped_scales(reader.overview(run_id, store.POINTS)))
 
 
-def _window(reader: Reader, run_id: str, step: int) -> underflow.ScaleWindow | None:
+def _window(reader: Reader, run_id: str, step: int) -> scale_window.ScaleWindow | None:
     frame = reader.frame(run_id, Role.GRAD_OUTPUT, step)
     if frame is None:
         return None
-    found = underflow.common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
+    found = scale_window.common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
     return None if found is None or found.spans else found
 
 
@@ -588,7 +589,7 @@ def _advised(run: RunInfo, given: lab.Advice) -> str:
     )
 
 
-def _opens(window: underflow.ScaleWindow, names: dict[int, str], has_bf16: bool) -> str:
+def _opens(window: scale_window.ScaleWindow, names: dict[int, str], has_bf16: bool) -> str:
     """What would help where the window is empty; ``has_bf16``: the machine does not emulate it."""
     if window.spans:
         name = names.get(window.spans[0], "?")
@@ -604,8 +605,8 @@ def _opens(window: underflow.ScaleWindow, names: dict[int, str], has_bf16: bool)
 
 
 def least_room(
-    windows: Sequence[underflow.ModuleWindow],
-) -> list[underflow.ModuleWindow]:
+    windows: Sequence[scale_window.ModuleWindow],
+) -> list[scale_window.ModuleWindow]:
     """Those whose lowest scale is highest or whose highest is lowest, in the model's order: they
     decide which scales suit all."""
     if len(windows) <= MOST_BARS:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.analysis.underflow import ModuleWindow
+from ampscope.analysis.scale_window import ModuleWindow
 from ampscope.records import StepRecord
 from ampscope.scalers.replay import Replay
 from ampscope.story.palette import LOST, MEASURE, NONFINITE, NORMAL, OUTLINE, OVERFLOW

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.analysis.precision_use import FlopShare
+from ampscope.analysis.op_precision import FlopShare
 from ampscope.story.palette import OUTLINE, dtype_color, text_on
 from app.figures import ABOVE
 from app.figures.exponents import NAME_SIZE

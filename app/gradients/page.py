@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from ampscope.analysis import underflow
+from ampscope.analysis import scale_window, underflow
 from ampscope.analysis.distribution import scale_exponent, selected, trouble
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.numerics.histogram import (
@@ -229,9 +229,9 @@ def show_overview(run: RunInfo, chosen: RoleSnapshot) -> None:
     if view.role.is_gradient:
         if sampled := store.shadows(run, view.role, view.span[0]):
             chart.see(words.lost_on_the_way(sampled))
-        window = underflow.common_window(chosen.summed.frame, fmt)
+        window = scale_window.common_window(chosen.summed.frame, fmt)
         if window is not None:
-            excluded = underflow.excluded_modules(chosen.summed.frame, fmt)
+            excluded = scale_window.excluded_modules(chosen.summed.frame, fmt)
             name = ROLE_NAMES[view.role]
             text = window_sentence(window, chosen.names, fmt.name, name, excluded)
             chart.see(f"{text} The zones count them too." if excluded else text)

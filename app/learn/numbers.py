@@ -10,16 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from ampscope.numerics.formats import (
-    FORMATS,
-    NumberFormat,
-    decode,
-    encode,
-    exact,
-    nearest,
-    toward_zero,
-    width,
-)
+from ampscope.numerics.formats import FORMATS, NumberFormat
+from ampscope.numerics.rounding import decode, encode, exact, nearest, toward_zero, width
 from ampscope.records import Curve, Reading, Result
 from ampscope.story.palette import dtype_color
 from app import chart, links

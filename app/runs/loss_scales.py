@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ampscope.analysis.scale_window import ScaleWindow
 from ampscope.analysis.skips import SkipEvidence
-from ampscope.analysis.underflow import ScaleWindow
 from ampscope.observations import OptimizerStep
 from ampscope.store.reader import Reader
 from ampscope.store.series import bad_gradients

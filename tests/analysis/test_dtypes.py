@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ampscope.analysis.precision_use import (
+from ampscope.analysis.op_precision import (
     CastSite,
     cast_kinds,
     cast_sites,

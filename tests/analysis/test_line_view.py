@@ -7,12 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.hand_casts import HandCast, hand_casts, without_casts
-from ampscope.analysis.line_view import (
-    ModuleLine,
-    files,
-    module_line,
-    place,
-)
+from ampscope.analysis.line_view import files, place
+from ampscope.analysis.module_line import ModuleLine, module_line
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, LineUse, Observation, Outcome, SourceText
 from tests.helpers.evidence_making import bad_op, but, steps

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from ampscope.analysis.scale_summary import Pattern, growth_steps, summarize
 from ampscope.analysis.skips import bad_steps
-from ampscope.analysis.training import Pattern, finite_parts, growth_steps, summarize
+from ampscope.analysis.training import finite_parts
 from ampscope.records import StepRecord
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.control_losses import difference
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 from ampscope.launcher.script_runs import ScriptRuns
 from tests.helpers.script_runner import Runner, spec, write_script

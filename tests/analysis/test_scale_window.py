@@ -10,7 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.analysis.underflow import ScaleWindow, common_window, excluded_modules, module_windows
+from ampscope.analysis.scale_window import (
+    ScaleWindow,
+    common_window,
+    excluded_modules,
+    module_windows,
+)
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Frame, Role
 from app.runs.loss_scales import window_sentence

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ampscope.analysis.scale_window import ScaleWindow
 from ampscope.analysis.skips import SkipCause, SkipEvidence, counted, skip_causes
-from ampscope.analysis.underflow import ScaleWindow
 from ampscope.records import Cadence, RunSpec, ScalerSpec, StepRecord
 from ampscope.runner.probe import drive, prepare
 from ampscope.scalers.replay import advise, skipped_scales

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ampscope.analysis.gradient_loss import gradient_error
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import Symptom, gradient_error, symptoms
+from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.observations import READ_LOSS, Call, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (

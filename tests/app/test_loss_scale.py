@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampscope.analysis.underflow import ModuleWindow, ScaleWindow
+from ampscope.analysis.scale_window import ModuleWindow, ScaleWindow
 from ampscope.launcher.launch import launch
 from ampscope.numerics.histogram import FIRST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord

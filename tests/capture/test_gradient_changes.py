@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.hand_clips import hand_clips
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.scaled_gradients import hand_clips
 from ampscope.observations import GradientChange
 from ampscope.rules.clip_before_unscale import check
 from ampscope.rules.verdict import Status

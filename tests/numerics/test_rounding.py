@@ -20,12 +20,8 @@ from ampscope.numerics.formats import (
     FP16,
     FP32,
     TF32,
-    decode,
-    encode,
-    nearest,
-    toward_zero,
-    width,
 )
+from ampscope.numerics.rounding import decode, encode, nearest, toward_zero, width
 
 
 def same(left: float, right: float) -> bool:

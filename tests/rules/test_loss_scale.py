@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.skips import scale_set_at
+from ampscope.analysis.scale_facts import scale_set_at
 from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import READ_GRADIENT, Call
 from ampscope.rules.verdict import Status

@@ -3,8 +3,7 @@ sentence that answers "what does half precision give here?".
 
     view = bench_view(run, rates, samples, report)
     view.sentence       "bf16 matmuls run at 2.1 times the rate of fp32 here (…), fp16 at …"
-
-Also here: a bench as JSON, and what a misaligned size costs.
+    bench_json(run, rates, view)
 """
 
 from __future__ import annotations
@@ -33,6 +32,10 @@ from ampscope.records import Machine, Rate, Result, RunInfo, Sample
 
 HALVES = ("bf16", "fp16")
 MIG = " MIG "  # in the name of a slice: "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+STEP = 8  # a size is aligned when it is a multiple of this
+DIMENSIONS = {"align_m": "M", "align_n": "N", "align_k": "K", "align_channels": "channels"}
+_AXIS = {"align_m": 0, "align_n": 1, "align_k": 2, "align_channels": 1}
+LEAST_COST = 1.10  # spread of one time on a busy machine is about ten percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,42 +104,24 @@ def bench_view(
 ) -> BenchView:
     """``report`` is this machine's: its CPU flags count when the bench was made on its CPU."""
     rates = [result for result in results if isinstance(result, Rate)]
-    chip = chip_of(run.machine, report)
+    chip = _chip(run.machine, report)
     found = tuple(ceilings(rates, chip, samples))
     copy = copy_rate(rates)
     bytes_s = copy.bytes_s if copy else None
-    share = bytes_s / chip.vendor.bytes_s if bytes_s and chip.vendor else None
-    costs = tuple(costs_of(rates))
     return BenchView(
-        found,
-        copy,
-        share,
-        costs,
-        chip.vendor,
-        held_down(samples),
-        shared(samples),
-        low_everywhere(found),
-        unread(run.machine),
+        ceilings=found,
+        copy=copy,
+        copy_share=bytes_s / chip.vendor.bytes_s if bytes_s and chip.vendor else None,
+        costs=tuple(costs_of(rates)),
+        vendor=chip.vendor,
+        held=held_down(samples),
+        shared=shared(samples),
+        is_low_everywhere=low_everywhere(found),
+        unread=_unread(run.machine),
     )
 
 
-def unread(machine: Machine | None) -> str:
-    """What ampscope cannot know of the device of a run."""
-    if machine is None or machine.device == "cpu":
-        return ""
-    if is_rocm(machine):
-        return " It runs under ROCm, where ampscope reads no clocks."
-    if MIG in machine.device_name:
-        return " It is a MIG slice; NVIDIA's figures are those of a whole GPU."
-    return ""
-
-
-def is_rocm(machine: Machine) -> bool:
-    """torch calls AMD's GPUs "cuda" too; its version tells ("2.13.0+rocm7.0")."""
-    return "rocm" in machine.torch
-
-
-def chip_of(machine: Machine | None, report: HardwareReport | None) -> Chip:
+def _chip(machine: Machine | None, report: HardwareReport | None) -> Chip:
     """What the tables say of the device of a run."""
     if machine is None:
         return Chip()
@@ -145,9 +130,25 @@ def chip_of(machine: Machine | None, report: HardwareReport | None) -> Chip:
         model = report.cpu.model if report else None
         flags = report.cpu.flags if report and model and name.startswith(model) else None
         return Chip(cpu_flags=flags, is_cpu=True)
-    if is_rocm(machine):  # of an architecture with a number that says nothing of Tensor Cores
+    if _is_rocm(machine):  # of an architecture with a number that says nothing of Tensor Cores
         return Chip(vendor_figures(name))
     return Chip(vendor_figures(name), tensor_cores(machine.capability, name))
+
+
+def _unread(machine: Machine | None) -> str:
+    """What ampscope cannot know of the device of a run."""
+    if machine is None or machine.device == "cpu":
+        return ""
+    if _is_rocm(machine):
+        return " It runs under ROCm, where ampscope reads no clocks."
+    if MIG in machine.device_name:
+        return " It is a MIG slice; NVIDIA's figures are those of a whole GPU."
+    return ""
+
+
+def _is_rocm(machine: Machine) -> bool:
+    """torch calls AMD's GPUs "cuda" too; its version tells ("2.13.0+rocm7.0")."""
+    return "rocm" in machine.torch
 
 
 def _against(ratio: float) -> str:
@@ -159,91 +160,12 @@ def _against(ratio: float) -> str:
     return f"{1 / ratio:.2g} times slower than fp32's"
 
 
-# A bench as ``ampscope hardware --bench --json`` prints it: every figure with its spread, date,
-# device and versions, and the vendor's figure with its source.
-
-
-def bench_json(run: RunInfo, results: Sequence[Result], view: BenchView) -> dict[str, object]:
-    """Everything of one bench; what was not measured is None."""
-    machine = run.machine
-    began = run.started or run.created
-    return {
-        "run": run.id,
-        "date": _date(began),
-        "elapsed_s": run.ended - began if run.ended else None,
-        "device": machine.device if machine else "",
-        "device_name": machine.device_name if machine else "",
-        "capability": machine.capability if machine else "",
-        "torch": machine.torch if machine else "",
-        "python": machine.python if machine else "",
-        "platform": machine.platform if machine else "",
-        "is_quick": "quick" in run.spec.args,
-        "message": run.message,
-        "sentence": view.sentence,
-        "warnings": list(view.warnings),
-        "alignment": view.alignment_sentence,
-        "vendor_source": view.vendor.source if view.vendor else None,
-        "copy_bytes_s": view.copy.bytes_s if view.copy else None,
-        "copy_vendor_bytes_s": view.vendor.bytes_s if view.vendor else None,
-        "copy_vendor_share": view.copy_share,
-        "ceilings": [_ceiling(c) for c in view.ceilings],
-        "rates": [_rate(r) for r in results if isinstance(r, Rate)],
-    }
-
-
-def _ceiling(found: Ceiling) -> dict[str, object]:
-    best = found.best
-    return {
-        "dtype": found.dtype,
-        "flops_s": found.flops_s,
-        "spread": best.timing.spread if best and best.timing else None,
-        "shape": list(best.shape) if best else [],
-        "vendor_flops_s": found.vendor_flops_s,
-        "vendor_share": found.share,
-        "expected_flops_s": found.expected_flops_s,
-        "is_behind": bool(found.reason),
-        "reason": found.reason,
-        "note": found.note,
-    }
-
-
-def _rate(rate: Rate) -> dict[str, object]:
-    return {
-        "series": rate.series,
-        "op": rate.op,
-        "dtype": rate.dtype,
-        "shape": list(rate.shape),
-        "layout": rate.layout,
-        "flops_s": rate.flops_s,
-        "bytes_s": rate.bytes_s,
-        "timing": asdict(rate.timing) | {"spread": rate.timing.spread} if rate.timing else None,
-        "measured_at": _date(rate.measured_at),
-        "note": rate.note,
-    }
-
-
-def _date(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
-
-
-# What a misaligned size costs: the time of one multiplication at 8n + 1, 2 or 4 over that at 8n.
-#
-#     worst(costs(rates)).sentence        "K = 4097 costs 2.3 times what K = 4096 costs …"
-#
-# Times are divided by the number of multiplications: 68 channels make more of them than 64. The
-# cost is that beside the middle of the sizes that were measured; how it is beside the others is
-# said too. It counts only from ten percent on, and where the quartiles of the two times are apart.
-
-
-STEP = 8
-DIMENSIONS = {"align_m": "M", "align_n": "N", "align_k": "K", "align_channels": "channels"}
-_AXIS = {"align_m": 0, "align_n": 1, "align_k": 2, "align_channels": 1}
-LEAST_COST = 1.10  # spread of one time on a busy machine is about ten percent
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One dimension and offset in one dtype (and layout)."""
+    """What a misaligned size costs: the time of one multiplication at 8n + 1, 2 or 4 over that at
+    8n, of one dimension in one dtype (and layout), beside the middle of the sizes that were
+    measured. Times are divided by the number of multiplications: 68 channels make more of them
+    than 64."""
 
     series: str
     dtype: str
@@ -257,7 +179,7 @@ class Cost:
 
     @property
     def counts(self) -> bool:
-        """Whether it is more than noise."""
+        """Whether it is more than noise: ten percent, and the quartiles of the times are apart."""
         return self.is_apart and self.ratio >= LEAST_COST
 
     @property
@@ -282,47 +204,10 @@ def costs_of(rates: Sequence[Rate]) -> list[Cost]:
     return [cost for key, at in groups.items() for cost in _costs_of(key, at)]
 
 
-def worst(found: Sequence[Cost]) -> Cost | None:
-    """The dearest one that is more than noise: of the halves, for which alignment matters most, or
-    of fp32 where the halves have none."""
-    real = [c for c in found if c.counts]
-    halves = [c for c in real if c.dtype != "fp32"]
-    return max(halves or real, key=lambda c: c.ratio, default=None)
-
-
-def sentence(found: Sequence[Cost]) -> str:
-    """What the measurement shows, or that it shows nothing; empty where there is none."""
-    if not found:
-        return ""
-    dearest = worst(found)
-    if dearest is not None:
-        return dearest.sentence
-    top = max(found, key=lambda c: c.ratio)
-    return (
-        "No misaligned size costs ten percent or more beyond the noise here; the dearest, "
-        f"{_named(top, top.size + top.offset)} in {top.dtype}, takes "
-        f"{top.ratio:.2f} times the time of {top.size} for each multiplication"
-        f"{', which their quartiles do not tell apart' if top.ratio >= LEAST_COST else ''}."
-    )
-
-
-def position(rate: Rate) -> int:
-    """The varied dimension's value."""
-    return rate.shape[_AXIS[rate.series]]
-
-
-def _named(cost: Cost, size: int) -> str:
-    """``K = 4097``, ``a convolution of 65 channels``"""
-    if cost.series == "align_channels":
-        return f"a convolution of {size} channels"
-    return f"{DIMENSIONS[cost.series]} = {size}"
-
-
 def _costs_of(key: tuple[str, str, str], at: dict[int, Rate]) -> list[Cost]:
     even = sorted(size for size in at if size % STEP == 0)
-    offsets = sorted({size % STEP for size in at} - {0})
     found = []
-    for offset in offsets:
+    for offset in sorted({size % STEP for size in at} - {0}):
         sizes = [size for size in even if size + offset in at]
         pairs = [(_each(at[size]), _each(at[size + offset])) for size in sizes]
         if not pairs:
@@ -343,8 +228,108 @@ def _costs_of(key: tuple[str, str, str], at: dict[int, Rate]) -> list[Cost]:
     return found
 
 
+def position(rate: Rate) -> int:
+    """The varied dimension's value."""
+    return rate.shape[_AXIS[rate.series]]
+
+
 def _each(rate: Rate) -> tuple[float, float, float]:
     """First quartile, median and third quartile of the time of one multiplication."""
     timing = rate.timing
     assert timing is not None  # rates without one were left out
     return timing.low_s / rate.flops, timing.median_s / rate.flops, timing.high_s / rate.flops
+
+
+def sentence(found: Sequence[Cost]) -> str:
+    """What the measurement shows, or that it shows nothing; empty where there is none."""
+    if not found:
+        return ""
+    dearest = worst(found)
+    if dearest is not None:
+        return dearest.sentence
+    top = max(found, key=lambda c: c.ratio)
+    return (
+        "No misaligned size costs ten percent or more beyond the noise here; the dearest, "
+        f"{_named(top, top.size + top.offset)} in {top.dtype}, takes "
+        f"{top.ratio:.2f} times the time of {top.size} for each multiplication"
+        f"{', which their quartiles do not tell apart' if top.ratio >= LEAST_COST else ''}."
+    )
+
+
+def worst(found: Sequence[Cost]) -> Cost | None:
+    """The dearest one that is more than noise: of the halves, for which alignment matters most, or
+    of fp32 where the halves have none."""
+    real = [c for c in found if c.counts]
+    halves = [c for c in real if c.dtype != "fp32"]
+    return max(halves or real, key=lambda c: c.ratio, default=None)
+
+
+def _named(cost: Cost, size: int) -> str:
+    """``K = 4097``, ``a convolution of 65 channels``"""
+    if cost.series == "align_channels":
+        return f"a convolution of {size} channels"
+    return f"{DIMENSIONS[cost.series]} = {size}"
+
+
+def bench_json(run: RunInfo, results: Sequence[Result], view: BenchView) -> dict[str, object]:
+    """One bench for programs: every figure with its spread, date, device and versions, and the
+    vendor's figure with its source. What was not measured is None."""
+    machine = run.machine
+    began = run.started or run.created
+    return {
+        "run": run.id,
+        "date": _date(began),
+        "elapsed_s": run.ended - began if run.ended else None,
+        "device": machine.device if machine else "",
+        "device_name": machine.device_name if machine else "",
+        "capability": machine.capability if machine else "",
+        "torch": machine.torch if machine else "",
+        "python": machine.python if machine else "",
+        "platform": machine.platform if machine else "",
+        "is_quick": "quick" in run.spec.args,
+        "message": run.message,
+        "sentence": view.sentence,
+        "warnings": list(view.warnings),
+        "alignment": view.alignment_sentence,
+        "vendor_source": view.vendor.source if view.vendor else None,
+        "copy_bytes_s": view.copy.bytes_s if view.copy else None,
+        "copy_vendor_bytes_s": view.vendor.bytes_s if view.vendor else None,
+        "copy_vendor_share": view.copy_share,
+        "ceilings": [_ceiling_json(c) for c in view.ceilings],
+        "rates": [_rate_json(r) for r in results if isinstance(r, Rate)],
+    }
+
+
+def _ceiling_json(found: Ceiling) -> dict[str, object]:
+    best = found.best
+    return {
+        "dtype": found.dtype,
+        "flops_s": found.flops_s,
+        "spread": best.timing.spread if best and best.timing else None,
+        "shape": list(best.shape) if best else [],
+        "vendor_flops_s": found.vendor_flops_s,
+        "vendor_share": found.share,
+        "expected_flops_s": found.expected_flops_s,
+        "is_behind": bool(found.reason),
+        "reason": found.reason,
+        "note": found.note,
+    }
+
+
+def _rate_json(rate: Rate) -> dict[str, object]:
+    return {
+        "series": rate.series,
+        "op": rate.op,
+        "dtype": rate.dtype,
+        "shape": list(rate.shape),
+        "layout": rate.layout,
+        "flops_s": rate.flops_s,
+        "bytes_s": rate.bytes_s,
+        "timing": asdict(rate.timing) | {"spread": rate.timing.spread} if rate.timing else None,
+        "measured_at": _date(rate.measured_at),
+        "note": rate.note,
+    }
+
+
+def _date(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")

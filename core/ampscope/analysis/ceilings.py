@@ -7,8 +7,6 @@ A dtype falls behind when it reaches under half of what its neighbours suggest. 
 gives figures, these are its own figure times the share that the others reach of theirs; else the
 best rate of a dtype that is as wide or wider, because narrower numbers cost no more to multiply.
 fp64 has no such neighbour: many chips multiply it slowly on purpose.
-
-Also here: the vendors' figures, why a dtype is slow, and what spoiled a measurement.
 """
 
 from __future__ import annotations
@@ -37,8 +35,12 @@ WIDTHS: dict[str, int] = {
     "e4m3": 8,
 }
 LABELS = {name: DTYPE_LABELS.get(name, name) for name in WIDTHS}  # for people
-BEHIND = 0.5  # of what the neighbours suggest
+FILE = "vendor_figures.toml"
 SERIES, COPY = "ceiling", "copy"
+BEHIND = 0.5  # of what the neighbours suggest
+NO_EFFECT = 1.25  # TF32 is at least twice fp32 on every chip that has both at different rates
+VECTOR_DTYPES = ("fp64", "fp32")  # for which a GPU has other units too
+UNKNOWN = "Unknown: the table, the flags and the readings do not explain it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Ceiling:
     @property
     def share(self) -> float | None:
         """Of the vendor's figure."""
-        return _share(self.flops_s, self.vendor_flops_s)
+        figure = self.vendor_flops_s
+        return self.flops_s / figure if self.flops_s is not None and figure else None
 
 
 def ceilings(rates: Sequence[Rate], chip: Chip, samples: Sequence[Sample] = ()) -> list[Ceiling]:
@@ -82,19 +85,6 @@ def ceilings(rates: Sequence[Rate], chip: Chip, samples: Sequence[Sample] = ()) 
         for dtype in WIDTHS
         if any(r.dtype == dtype for r in tried)
     ]
-
-
-def copy_rate(rates: Sequence[Rate]) -> Rate | None:
-    """The copy of the largest block: no cache holds it."""
-    done = [r for r in rates if r.series == COPY and r.timing is not None]
-    return max(done, key=lambda r: r.moved_bytes, default=None)
-
-
-def low_everywhere(found: Sequence[Ceiling]) -> bool:
-    """Whether the middle of the dtypes is under half of the vendor's figures: then none falls
-    behind its neighbours, and something holds all of them back."""
-    shares = [c.share for c in found if c.share is not None]
-    return bool(shares) and statistics.median(shares) < BEHIND
 
 
 def _ceiling(
@@ -115,25 +105,13 @@ def _ceiling(
         for name in WIDTHS
         if name != dtype and (other := _best(rates, name, largest)) is not None
     }
-    expected = suggested(dtype, others, vendor)
+    expected = _expected(dtype, others, vendor)
     reached = best.flops_s or 0.0
     reason = ""
     if expected is not None and reached < BEHIND * expected:
-        slow = Slow(dtype, reached, others.get("fp32"))
-        reason = likely_reason(slow, chip.tensor_cores, chip.cpu_flags, chip.is_cpu, samples)
+        reason = _reason(dtype, reached, others.get("fp32", 0.0), chip, samples)
     note = next((r.note for r in rates if r.dtype == dtype and r.note), "")
     return Ceiling(dtype, best, vendor.get(dtype), expected, reason, note)
-
-
-def suggested(dtype: str, others: Mapping[str, float], vendor: Mapping[str, float]) -> float | None:
-    """Operations a second that the rates of the other dtypes let one expect, or None."""
-    shares = [rate / vendor[name] for name, rate in others.items() if name in vendor]
-    if dtype in vendor and shares:
-        return vendor[dtype] * statistics.median(shares)
-    if dtype == "fp64":
-        return None
-    as_wide = [rate for name, rate in others.items() if WIDTHS[name] >= WIDTHS[dtype]]
-    return max(as_wide, default=None)
 
 
 def _best(rates: Sequence[Rate], dtype: str, largest: tuple[int, ...] | None = None) -> Rate | None:
@@ -145,93 +123,30 @@ def _best(rates: Sequence[Rate], dtype: str, largest: tuple[int, ...] | None = N
     return max(done, key=lambda r: r.flops_s or 0.0, default=None)
 
 
-def _share(reached: float | None, figure: float | None) -> float | None:
-    return reached / figure if reached is not None and figure else None
+def _expected(dtype: str, others: Mapping[str, float], vendor: Mapping[str, float]) -> float | None:
+    """Operations a second that the rates of the other dtypes let one expect, or None."""
+    shares = [rate / vendor[name] for name, rate in others.items() if name in vendor]
+    if dtype in vendor and shares:
+        return vendor[dtype] * statistics.median(shares)
+    if dtype == "fp64":
+        return None
+    as_wide = [rate for name, rate in others.items() if WIDTHS[name] >= WIDTHS[dtype]]
+    return max(as_wide, default=None)
 
 
-# What NVIDIA and AMD print about a GPU: peak rates and memory bandwidth, each row with its source.
-#
-#     >>> vendor_figures("NVIDIA A100-SXM4-40GB").flops_s["bf16"]
-#     312000000000000.0
-#     >>> vendor_figures("NVIDIA A100X") is None
-#     True
-#
-# The device's whole name must be in the table: near names are other products (A10 and A10G, RTX
-# 4090 and RTX 4090 D), and the name of a MIG slice ends in its profile. Nothing is derived from
-# neighbours. The table, with what its figures mean, is vendor_figures.toml.
-
-
-FILE = "vendor_figures.toml"
-
-
-@dataclass(frozen=True, slots=True)
-class VendorFigures:
-    """One row; a dtype that is not in ``flops_s`` is unknown."""
-
-    names: tuple[str, ...]
-    flops_s: Mapping[str, float]  # by dtype (a name of formats, "tf32", "int8"), per second
-    bytes_s: float  # of the memory
-    source: str  # title and address of the document
-
-
-def vendor_figures(device_name: str) -> VendorFigures | None:
-    """The row of a device by the name that torch and NVML give it, or None: unknown."""
-    plain = re.sub(r"^(NVIDIA|Tesla)\s+", "", re.sub(r"^NVIDIA\s+", "", device_name.strip()))
-    return next((row for row in table() if plain in row.names), None)
-
-
-@cache
-def table() -> tuple[VendorFigures, ...]:
-    """All rows, in the order of the file."""
-    data = tomllib.loads(resources.files("ampscope.analysis").joinpath(FILE).read_text())
-    return tuple(
-        VendorFigures(
-            names=tuple(row["names"]),
-            flops_s={dtype: 1e12 * rate for dtype, rate in row["rates"].items()},
-            bytes_s=1e9 * row["memory"],
-            source=data["sources"][row["source"]],
-        )
-        for row in data["gpu"]
-    )
-
-
-# Why a dtype is slower than its neighbours suggest: the likeliest reason that is known, or none.
-#
-# In this order: the chip has nothing that multiplies the dtype; the TF32 flag had no effect; the
-# clocks were held down while it was measured. A reason is likely, not proven; where nothing fits
-# the sentence says "unknown".
-
-
-NO_EFFECT = 1.25  # TF32 is at least twice fp32 on every chip that has both at different rates
-VECTOR_DTYPES = ("fp64", "fp32")  # for which a GPU has other units too
-UNKNOWN = "Unknown: the table, the flags and the readings do not explain it."
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A dtype that falls behind."""
-
-    dtype: str
-    flops_s: float
-    fp32_flops_s: float | None  # at the same sizes
-
-
-def likely_reason(
-    slow: Slow,
-    tensor_cores: TensorCoreInfo | None,
-    cpu_flags: tuple[str, ...] | None,
-    is_cpu: bool,
-    samples: Sequence[Sample],
+def _reason(
+    dtype: str, flops_s: float, fp32_flops_s: float, chip: Chip, samples: Sequence[Sample]
 ) -> str:
-    """One sentence."""
-    if is_cpu:
-        return _on_cpu(slow, cpu_flags)
-    label = DTYPE_LABELS.get(slow.dtype, slow.dtype)
-    has_path = tensor_cores.accelerates(slow.dtype) if tensor_cores else None
-    if slow.dtype not in VECTOR_DTYPES and has_path is False:  # None is unknown
-        where = f"capability {tensor_cores.capability}" if tensor_cores else ""
-        return f"There is no Tensor Core path for {label} on this chip ({where})."
-    if slow.dtype == "tf32" and slow.flops_s < NO_EFFECT * (slow.fp32_flops_s or 0):
+    """Why a dtype falls behind, in one sentence: the chip has nothing that multiplies it, the TF32
+    flag had no effect, or the clocks were held down while it was measured. The reason is likely,
+    not proven; where nothing fits it is unknown. Both rates are of the same sizes."""
+    if chip.is_cpu:
+        return _reason_on_cpu(dtype, chip.cpu_flags)
+    cores = chip.tensor_cores
+    if cores and dtype not in VECTOR_DTYPES and cores.accelerates(dtype) is False:  # None: unknown
+        where = f"capability {cores.capability}"
+        return f"There is no Tensor Core path for {LABELS[dtype]} on this chip ({where})."
+    if dtype == "tf32" and flops_s < NO_EFFECT * fp32_flops_s:
         return (
             "The TF32 flag had no effect: it is as fast as fp32. Look for NVIDIA_TF32_OVERRIDE=0 "
             "in the environment."
@@ -239,27 +154,24 @@ def likely_reason(
     return held_down(samples) or UNKNOWN
 
 
-def _on_cpu(slow: Slow, flags: tuple[str, ...] | None) -> str:
-    label = DTYPE_LABELS.get(slow.dtype, slow.dtype)
-    if slow.dtype == "e4m3":
+def _reason_on_cpu(dtype: str, flags: tuple[str, ...] | None) -> str:
+    label = LABELS[dtype]
+    if dtype == "e4m3":
         return f"No CPU instruction that ampscope knows multiplies {label}; torch converts it."
-    if slow.dtype not in MATMUL_FLAGS:
+    if dtype not in MATMUL_FLAGS:
         return UNKNOWN
-    have = half_flags(flags, slow.dtype)
+    have = half_flags(flags, dtype)
     if have is None:
         return f"Unknown: whether this CPU has instructions that multiply {label} cannot be read."
     if have:
         return f"Unknown: the CPU has {have[0]}, but this torch build may not use it."
-    lacking = ", ".join(MATMUL_FLAGS[slow.dtype])
+    lacking = ", ".join(MATMUL_FLAGS[dtype])
     return f"This CPU has no instruction that multiplies {label} (none of {lacking})."
 
 
-# What spoiled a measurement of rates, by the readings beside it, by the thresholds of
-# :mod:`ampscope.analysis.telemetry`: clocks that were held down, and others who used the device.
-
-
 def held_down(samples: Sequence[Sample]) -> str:
-    """What held the clocks of a device down, or nothing."""
+    """What held the clocks of a device down, by readings beside the measurement and the thresholds
+    of :mod:`ampscope.analysis.telemetry`; or nothing."""
     for device, readings in by_device(samples).items():
         often = {r: share for r, share in held_back(readings).items() if share >= LEAST_SHARE}
         if often:
@@ -282,3 +194,56 @@ def shared(samples: Sequence[Sample]) -> str:
         if beside and len(beside) >= LEAST_SHARE * len(readings):
             return f"Other processes held memory on {device} meanwhile: rates may be too low."
     return ""
+
+
+def low_everywhere(found: Sequence[Ceiling]) -> bool:
+    """Whether the middle of the dtypes is under half of the vendor's figures: then none falls
+    behind its neighbours, and something holds all of them back."""
+    shares = [c.share for c in found if c.share is not None]
+    return bool(shares) and statistics.median(shares) < BEHIND
+
+
+def copy_rate(rates: Sequence[Rate]) -> Rate | None:
+    """The copy of the largest block: no cache holds it."""
+    done = [r for r in rates if r.series == COPY and r.timing is not None]
+    return max(done, key=lambda r: r.moved_bytes, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class VendorFigures:
+    """What NVIDIA or AMD print about a GPU, dense peak rates and memory bandwidth; a dtype that is
+    not in ``flops_s`` is unknown."""
+
+    names: tuple[str, ...]
+    flops_s: Mapping[str, float]  # by dtype (a name of formats, "tf32", "int8"), per second
+    bytes_s: float  # of the memory
+    source: str  # title and address of the document
+
+
+def vendor_figures(device_name: str) -> VendorFigures | None:
+    """The row of a device by the name that torch and NVML give it, or None: unknown. The whole name
+    must be in the table: near names are other products (A10 and A10G, RTX 4090 and RTX 4090 D), and
+    the name of a MIG slice ends in its profile. Nothing is derived from neighbours.
+
+    >>> vendor_figures("NVIDIA A100-SXM4-40GB").flops_s["bf16"]
+    312000000000000.0
+    >>> vendor_figures("NVIDIA A100X") is None
+    True
+    """
+    plain = re.sub(r"^(NVIDIA|Tesla)\s+", "", re.sub(r"^NVIDIA\s+", "", device_name.strip()))
+    return next((row for row in table() if plain in row.names), None)
+
+
+@cache
+def table() -> tuple[VendorFigures, ...]:
+    """All rows, in the order of the file, which also says what its figures mean."""
+    data = tomllib.loads(resources.files("ampscope.analysis").joinpath(FILE).read_text())
+    return tuple(
+        VendorFigures(
+            names=tuple(row["names"]),
+            flops_s={dtype: 1e12 * rate for dtype, rate in row["rates"].items()},
+            bytes_s=1e9 * row["memory"],
+            source=data["sources"][row["source"]],
+        )
+        for row in data["gpu"]
+    )

@@ -1,7 +1,4 @@
-"""How far the numbers of a run grew before they broke: divergence grows, one bad value does not.
-
-Whether a script does the same twice is told here too.
-"""
+"""How far the numbers of a run grew before they broke: divergence grows, one bad value does not."""
 
 from __future__ import annotations
 
@@ -9,12 +6,22 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import TAIL_SHARE, RunView
-from ampscope.observations import Call, OptimizerStep, Scan
+from ampscope.observations import OptimizerStep
 
 EARLY = (0, 1)  # steps at which only a growth within the step, over time-steps, can break fp32
 BEYOND = 1e30  # a product of this size within one forward pass, near fp32's end of 3.4e38
 WITHIN_A_STEP = 1e6  # the growth that is put down for it
+ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
+FAR = 100.0  # a rise, or a distance from the control, that needs less evidence
+LASTING = 3  # steps; a rise that is gone after fewer was a batch's
+TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+JUMP = 2.0  # the loss after such a step over the one before; a task that grows does so by the batch
+MOSTLY = 0.5  # of the rise, in powers
+# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
+# off more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
+OVERSHOOT = 4.0
 
 
 def growth(run: RunView, until: int | None = None) -> float:
@@ -46,17 +53,6 @@ def first_grown(run: RunView, times: float) -> int | None:
             if abs(value) >= times * start:
                 return step.step
     return None
-
-
-ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
-FAR = 100.0  # a rise, or a distance from the control, that needs less evidence
-LASTING = 3  # steps; a rise that is gone after fewer was a batch's
-TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
-JUMP = 2.0  # the loss after such a step over the one before; a task that grows does so by the batch
-MOSTLY = 0.5  # of the rise, in powers
-# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
-# off more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
-OVERSHOOT = 4.0
 
 
 def divergence(run: RunView, control: RunView | None) -> float | None:
@@ -162,61 +158,3 @@ def _share(step: OptimizerStep) -> float | None:
     slope = step.unclipped_norm or 0.0
     clipped = slope / step.grad_norm if step.grad_norm and math.isfinite(slope) else 1.0
     return abs(expected) * max(clipped, 1.0) / max(abs(step.loss), 1.0)
-
-
-# Does a script do the same twice? Two runs of it are compared before precision can matter.
-#
-# ampscope seeds torch, NumPy and ``random``; a script still differs from run to run when it seeds
-# from the clock or has a generator of its own. Losses of such runs cannot be compared step by
-# step.
-
-
-def difference(first: RunView, second: RunView) -> str:
-    """What two runs of one script do not have in common before the first step; "" when all is.
-
-    Precision cannot be the reason: only what is fp32 in both runs is compared.
-    """
-    pairs = zip(_starts(first), _starts(second), strict=False)
-    if any(a.name == b.name and _facts(a) != _facts(b) for a, b in pairs if _comparable(a, b)):
-        return "the initial weights"
-    a, b = _first_inputs(first), _first_inputs(second)
-    if a is not None and b is not None and a.dtype == b.dtype == "fp32" and not _is_same(a, b):
-        return "the first inputs"
-    return ""
-
-
-def _is_same(a: Call, b: Call) -> bool:
-    """Two sums are equal, or both are NaN, which is equal to nothing."""
-    return a.value == b.value or all(c.value is not None and math.isnan(c.value) for c in (a, b))
-
-
-def draws_otherwise(first: RunView, second: RunView) -> bool:
-    """Whether weights or inputs have another dtype in the two runs.
-
-    torch draws other random numbers in bf16 than in fp32, so what is drawn after them differs
-    though the script is seeded.
-    """
-    pairs = zip(_starts(first), _starts(second), strict=False)
-    a, b = _first_inputs(first), _first_inputs(second)
-    inputs = a is not None and b is not None and a.dtype != b.dtype
-    return inputs or any(a.name == b.name and a.dtype != b.dtype for a, b in pairs)
-
-
-def _first_inputs(run: RunView) -> Call | None:
-    return next((call for call in run.calls if call.name == "inputs"), None)
-
-
-def _starts(view: RunView) -> list[Scan]:
-    first = [s for s in view.scans if s.moment == "start" and s.step == 0]
-    if view.outcome.framework == "torch":
-        return first
-    # Layers of Keras and Paddle are first seen after a call, which has moved BatchNorm's averages.
-    return [s for s in first if s.kind == "parameter"]
-
-
-def _comparable(a: Scan, b: Scan) -> bool:
-    return a.dtype == b.dtype == "fp32" and a.total == b.total
-
-
-def _facts(scan: Scan) -> tuple[str, ...]:
-    return tuple(map(str, (scan.max_abs, scan.std)))  # as text, NaN equals itself

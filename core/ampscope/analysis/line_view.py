@@ -6,14 +6,13 @@ steps, ops that gave NaN or infinity, and steps that were left out because of th
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import BadOp, Kernel, LineUse, SourceText
+from ampscope.observations import BadOp, Kernel, LineUse
 
 CASTS = frozenset({"_to_copy", "copy_"})
 # These hand numbers on as they are: a line that only does so computes in no dtype.
@@ -62,7 +61,9 @@ class File:
 def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
     """The files of which the run kept the text, those with most to tell first. ``kernels`` are
     those of the same script's compiled run."""
-    uses = _by_line(run.line_uses)
+    uses = defaultdict[tuple[str, int], list[LineUse]](list)
+    for use in run.line_uses:
+        uses[place(use.line)].append(use)
     notes = _notes(run)
     fused = [kernel for kernel in kernels if len(kernel.ops) > 1]
     found = [
@@ -80,96 +81,6 @@ def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
         if source.lines
     ]
     return sorted(found, key=lambda file: -file.told)
-
-
-def _compiled(line: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The fields of a Line that tell of kernels."""
-    here = [kernel for kernel in kernels if line in kernel.lines]
-    unrounded = (
-        f"kernel {kernel.number:,}: {what.removesuffix(f', {line}')}"
-        for kernel in here
-        for what in kernel.unrounded
-        if what.endswith(f", {line}")
-    )
-    return {
-        "kernels": tuple(kernel.number for kernel in here),
-        "unrounded": tuple(dict.fromkeys(unrounded)),
-    }
-
-
-def place(line: str) -> tuple[str, int]:
-    """("train.py", 41) of "train.py:41"; ("", 0) of what names no line."""
-    name, _, number = line.rpartition(":")
-    return (name, int(number)) if name and number.isascii() and number.isdigit() else ("", 0)
-
-
-# A module's own lines, for a page that shows modules: recorded are its path and its class's name.
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleLine:
-    """Where a recorded source speaks of a module."""
-
-    line: str  # "train.py:41"
-    of: str  # the class whose forward that is
-    is_called: bool  # it runs there, in the forward of a module above it
-
-
-def module_line(
-    sources: Sequence[SourceText], types: Mapping[str, str], path: str
-) -> ModuleLine | None:
-    """Where the forward of the module ``path`` begins; of one whose class the sources do not hold
-    the line on which the nearest module above it uses it. ``types``: path -> name of the class.
-
-    None where no source says so, or two classes have that name.
-    """
-    known: dict[str, list[tuple[str, ast.ClassDef]]] = defaultdict(list)
-    for source in sources:
-        for found in _classes(source.lines):
-            known[found.name].append((source.file, found))
-    parts = path.split(".") if path else []
-    for depth in range(len(parts), -1, -1):
-        defined = known[types.get(".".join(parts[:depth]), "")]
-        if len(defined) == 1:
-            file, of = defined[0]
-            line = _forward_line(of, parts[depth] if depth < len(parts) else "")
-            return ModuleLine(f"{file}:{line}", of.name, depth < len(parts)) if line else None
-        if defined:
-            return None
-    return None
-
-
-def _classes(lines: Sequence[str]) -> list[ast.ClassDef]:
-    try:
-        tree = ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # cut off, or no Python
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-
-
-def _forward_line(of: ast.ClassDef, child: str) -> int:
-    """Of its forward, or of the first use of its ``child`` in there; 0 where there is none."""
-    forward = next(
-        (n for n in of.body if isinstance(n, ast.FunctionDef) and n.name == "forward"), None
-    )
-    if forward is None or not child:
-        return 0 if child else (forward or of).lineno
-    uses = (
-        node.lineno
-        for node in ast.walk(forward)
-        if isinstance(node, ast.Attribute)
-        and node.attr == child
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
-    return min(uses, default=0)
-
-
-def _by_line(uses: Iterable[LineUse]) -> defaultdict[tuple[str, int], list[LineUse]]:
-    found = defaultdict[tuple[str, int], list[LineUse]](list)
-    for use in uses:
-        found[place(use.line)].append(use)
-    return found
 
 
 def _line(number: int, text: str, uses: Sequence[LineUse], notes: Sequence[str]) -> Line:
@@ -200,6 +111,21 @@ def _dtypes(uses: Sequence[LineUse]) -> str:
     return f"{'+'.join(takes)} → {'+'.join(makes)}"
 
 
+def _compiled(line: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """The fields of a Line that tell of kernels."""
+    here = [kernel for kernel in kernels if line in kernel.lines]
+    unrounded = (
+        f"kernel {kernel.number:,}: {what.removesuffix(f', {line}')}"
+        for kernel in here
+        for what in kernel.unrounded
+        if what.endswith(f", {line}")
+    )
+    return {
+        "kernels": tuple(kernel.number for kernel in here),
+        "unrounded": tuple(dict.fromkeys(unrounded)),
+    }
+
+
 def _notes(run: RunView) -> defaultdict[tuple[str, int], list[str]]:
     found = defaultdict[tuple[str, int], list[str]](list)
     bad = [op for op in run.bad_ops if op.kind == "nonfinite"]
@@ -226,15 +152,17 @@ def _notes(run: RunView) -> defaultdict[tuple[str, int], list[str]]:
 def _skips(run: RunView, bad: Sequence[BadOp]) -> defaultdict[int, int]:
     """Skipped steps by the first bad op of theirs whose result reached a gradient."""
     found = defaultdict[int, int](int)
-    reaching = sorted((op for op in bad if op.reached_gradient or op.reached_loss), key=_order)
+    reached = [op for op in bad if op.reached_gradient or op.reached_loss]
+    reaching = sorted(reached, key=lambda op: op.id)
     for step in run.steps:
         if step.skipped:
-            here = (op for op in reaching if op.step <= step.step <= op.last_step)
-            first = next(here, None)
-            if first is not None:
-                found[first.id] += 1
+            here = [op for op in reaching if op.step <= step.step <= op.last_step]
+            if here:
+                found[here[0].id] += 1
     return found
 
 
-def _order(op: BadOp) -> int:
-    return op.id
+def place(line: str) -> tuple[str, int]:
+    """("train.py", 41) of "train.py:41"; ("", 0) of what names no line."""
+    name, _, number = line.rpartition(":")
+    return (name, int(number)) if name and number.isascii() and number.isdigit() else ("", 0)

@@ -131,12 +131,10 @@ def _named(ranks: tuple[int, ...], one: str = "Rank", several: str = "Ranks") ->
     return f"{several} {', '.join(others)} and {last}" if others else f"{one} {last}"
 
 
-# Of an untouched script's ranks, whose ops, losses and errors are recorded.
-
-
 @dataclass(frozen=True, slots=True)
 class FirstAtFault:
-    """The rank whose own forward, backward or code was the first to go wrong."""
+    """Of an untouched script's ranks, whose ops, losses and errors are recorded: the one whose own
+    forward, backward or code was the first to go wrong."""
 
     place: int  # in the sequence of ranks
     step: int

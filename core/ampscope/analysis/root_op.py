@@ -4,7 +4,7 @@ Marks on tensors tell which bad op a non-finite loss, gradient or evaluation out
 Where nothing non-finite arrives although something was born (an infinity that rsqrt turned into
 zero), the bad ops that recur in most steps are suspects, and an intervention has to decide.
 
-Which kind of forward failure a bad op is, is told here too.
+Which kind of failure a bad op of the forward pass is, says :func:`forward_class`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,22 @@ ADDITIONS = frozenset(
 )  # fmt: skip
 
 SEARCH_SPAN = 24  # steps that a search from 2^24 takes at most
+
+# Of two tensors, none of which need be a parameter.
+PRODUCTS = frozenset(["bmm", "baddbmm", "matmul", "mm", "mv", "einsum"])
+SOFTMAXES = frozenset(["_softmax", "softmax", "_safe_softmax"])
+_COUNTED = frozenset(
+    ["sum", "count_nonzero", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"]
+)
+# What these give may be zero, and is no number of elements.
+_NO_COUNTS = frozenset(
+    ["sqrt", "rsqrt", "norm", "linalg_vector_norm", "std", "var", "pow", "mse_loss", "mean", "exp",
+     "sub", "amax", "max", "amin", "min", "reciprocal", "sigmoid", "dot", "mm"]
+)  # fmt: skip
+_PASSED_ON = frozenset(
+    ["_to_copy", "to", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand",
+     "detach", "clone", "select", "slice", "transpose", "permute", "t"]
+)  # fmt: skip
 
 
 class Arrives(StrEnum):
@@ -149,49 +165,9 @@ def swallowed(run: RunView) -> list[BadOp]:
     return [b for b in lost if b.phase == "forward" and b.dtype in ("fp16", "bf16")]
 
 
-# Of two tensors, none of which need be a parameter.
-PRODUCTS = frozenset(["bmm", "baddbmm", "matmul", "mm", "mv", "einsum"])
-SOFTMAXES = frozenset(["_softmax", "softmax", "_safe_softmax"])
-
-
-def feeds_softmax(op: BadOp) -> bool:
-    """Whether the output goes into a softmax through nothing but scaling, masking and views."""
-    passing = FILLS | ADDITIONS | {
-        "mul", "mul_", "div", "div_", "_unsafe_view", "view", "reshape", "expand", "masked_fill",
-        "transpose", "permute", "slice", "unsqueeze", "squeeze", "detach", "tril", "triu", "clone",
-        "amax", "max", "sub", "relu", "t", "select", "contiguous", "logical_not",
-    }  # fmt: skip
-    shifted = False  # a softmax written by hand subtracts the maximum and takes the exponential
-    for name in op.consumers:
-        if name in SOFTMAXES or (name == "exp" and shifted):
-            return True
-        if name not in passing:
-            return False
-        shifted = shifted or name in ("sub", "amax", "max")
-    return False
-
-
-# Which kind of forward failure a bad op is, by what it computes and what went in.
-#
-# The classes exclude each other, so at most one of the forward causes is named for one root op.
-
-
-_COUNTED = frozenset(
-    ["sum", "count_nonzero", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"]
-)
-# What these give may be zero, and is no number of elements.
-_NO_COUNTS = frozenset(
-    ["sqrt", "rsqrt", "norm", "linalg_vector_norm", "std", "var", "pow", "mse_loss", "mean", "exp",
-     "sub", "amax", "max", "amin", "min", "reciprocal", "sigmoid", "dot", "mm"]
-)  # fmt: skip
-_PASSED_ON = frozenset(
-    ["_to_copy", "to", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand",
-     "detach", "clone", "select", "slice", "transpose", "permute", "t"]
-)  # fmt: skip
-
-
 class ForwardClass(StrEnum):
-    """What went wrong in one op of the forward pass."""
+    """What went wrong in one op of the forward pass, by what it computes and what went in. The
+    classes exclude each other, so at most one of the forward causes is named for one root op."""
 
     ACTIVATION = "activation"
     ATTENTION = "attention"
@@ -230,23 +206,6 @@ def forward_class(op: BadOp) -> ForwardClass:
     return ForwardClass.ELEMENTWISE
 
 
-def _is_attention(op: BadOp, name: str) -> bool:
-    """A matmul of two activations whose result goes into a softmax.
-
-    A matmul with a parameter (a linear layer) is an activation, even right before a softmax.
-    """
-    two_activations = not any(o.is_parameter for o in op.inputs)
-    return name in PRODUCTS and two_activations and feeds_softmax(op)
-
-
-def _divides_by_zero(op: BadOp, name: str) -> bool:
-    """The denominator (or the argument of rsqrt, reciprocal, a negative power) is exactly zero."""
-    at = 1 if name in ("div", "div_", "true_divide") else 0
-    if name == "pow" and not any(s < 0 for s in op.scalars):
-        return False
-    return len(op.inputs) > at and op.inputs[at].zeros > 0
-
-
 def _is_empty(op: BadOp, name: str) -> bool:
     """A mean over nothing: no elements, or nothing divided by a count that is zero."""
     if name in ("mean", "var", "std", "nll_loss_forward", "nll_loss2d_forward") and op.nan:
@@ -273,6 +232,14 @@ def _divides_nothing_by_counts(op: BadOp) -> bool:
     return is_count and only_empty and op.nan > 0
 
 
+def _divides_by_zero(op: BadOp, name: str) -> bool:
+    """The denominator (or the argument of rsqrt, reciprocal, a negative power) is exactly zero."""
+    at = 1 if name in ("div", "div_", "true_divide") else 0
+    if name == "pow" and not any(s < 0 for s in op.scalars):
+        return False
+    return len(op.inputs) > at and op.inputs[at].zeros > 0
+
+
 def _is_mask_constant(op: BadOp, name: str) -> bool:
     """A huge finite constant meets half: written into the scores, or as a mask that was cast."""
     if name in FILLS and _constant_too_large(op):
@@ -293,3 +260,29 @@ def _constant_too_large(op: BadOp) -> bool:
     """A finite constant beyond the result's format, and no tensor of that size went in."""
     limit = FORMATS[op.dtype].max if op.dtype in FORMATS else math.inf
     return any(math.isfinite(s) and abs(s) > limit for s in op.scalars)
+
+
+def _is_attention(op: BadOp, name: str) -> bool:
+    """A matmul of two activations whose result goes into a softmax.
+
+    A matmul with a parameter (a linear layer) is an activation, even right before a softmax.
+    """
+    two_activations = not any(o.is_parameter for o in op.inputs)
+    return name in PRODUCTS and two_activations and feeds_softmax(op)
+
+
+def feeds_softmax(op: BadOp) -> bool:
+    """Whether the output goes into a softmax through nothing but scaling, masking and views."""
+    passing = FILLS | ADDITIONS | {
+        "mul", "mul_", "div", "div_", "_unsafe_view", "view", "reshape", "expand", "masked_fill",
+        "transpose", "permute", "slice", "unsqueeze", "squeeze", "detach", "tril", "triu", "clone",
+        "amax", "max", "sub", "relu", "t", "select", "contiguous", "logical_not",
+    }  # fmt: skip
+    shifted = False  # a softmax written by hand subtracts the maximum and takes the exponential
+    for name in op.consumers:
+        if name in SOFTMAXES or (name == "exp" and shifted):
+            return True
+        if name not in passing:
+            return False
+        shifted = shifted or name in ("sub", "amax", "max")
+    return False

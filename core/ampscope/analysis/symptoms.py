@@ -6,11 +6,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
-from ampscope.analysis.control_losses import difference, divergence
+from ampscope.analysis.control_losses import divergence
 from ampscope.analysis.half_tensors import KEPT, kept_motion, least_moved
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import TAIL_SHARE, RunView
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
@@ -29,6 +30,11 @@ AS_TAKEN = 2.0  # a scale halves
 MORE_INF = 2.0  # outputs with infinities, against fp32; which ones those are may vary
 TAIL_SCATTER = 2.0  # standard deviations
 HEAVY = 10.0  # times the median of the losses around it
+HABIT_SHARE = 0.25  # of the batches; a script that leaves out more trains on other data
+UNLIKELY = 0.01  # that so many batches in a row are left out by their share alone
+SLOWER = 0.85  # of fp32's progress: less is slower learning
+LAGS = 0.1  # of fp32's progress; healthy bf16 weights lag by less than 0.01
+SURE = 2.0  # standard errors
 
 
 class Symptom(StrEnum):
@@ -75,10 +81,6 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
     return frozenset(symptom for symptom, is_there in seen.items() if is_there)
 
 
-HABIT_SHARE = 0.25  # of the batches; a script that leaves out more trains on other data
-UNLIKELY = 0.01  # that so many batches in a row are left out by their share alone
-
-
 def symptoms_of_control(control: RunView, baseline: RunView) -> frozenset[Symptom]:
     """What is wrong with a control by itself. A few batches whose loss is not finite are none,
     where the script leaves them out at a line at which the baseline does."""
@@ -104,9 +106,14 @@ def _habits(run: RunView, fp32: RunView) -> set[str]:
     Both runs come to the same end; or both go on after such batches, as a loop that ends by the
     clock or by its patience makes other numbers of steps. Then ``run`` leaves out hardly more of
     them than fp32 does, up to the step that both reach."""
+    if run.outcome.exit_code:
+        return set()
     lines = {c.line for c in fp32.guarded_losses}
-    if run.outcome.exit_code or _same_end(run, fp32):
-        return set() if run.outcome.exit_code else lines
+    own_end, fp32_end = (
+        (r.outcome.ended, r.outcome.exit_code, r.outcome.steps) for r in (run, fp32)
+    )
+    if own_end == fp32_end:
+        return lines
     common = min(len(run.steps), len(fp32.steps))
     own, reference = (
         Counter(c.line for c in r.guarded_losses if c.step <= common) for r in (run, fp32)
@@ -114,11 +121,6 @@ def _habits(run: RunView, fp32: RunView) -> set[str]:
     chance = max(MIN_DROPPED, DROPPED_SHARE * common)
     ended = _ending_guards(run) | _ending_guards(fp32)
     return {line for line in lines - ended if own[line] < reference[line] + chance}
-
-
-def goes_on(run: RunView) -> bool:
-    """Steps follow on the batches that the script leaves out for their loss."""
-    return not _ending_guards(run)
 
 
 def _ending_guards(run: RunView) -> set[str]:
@@ -135,13 +137,21 @@ def _ending_guards(run: RunView) -> set[str]:
     return found
 
 
-def _same_end(run: RunView, fp32: RunView) -> bool:
-    own, reference = run.outcome, fp32.outcome
-    return (own.ended, own.exit_code, own.steps) == (
-        reference.ended,
-        reference.exit_code,
-        reference.steps,
-    )
+def goes_on(run: RunView) -> bool:
+    """Steps follow on the batches that the script leaves out for their loss."""
+    return not _ending_guards(run)
+
+
+def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
+    """Steps that a search for the scale left out, whose loss was finite in fp32: a gradient
+    penalty, for one, is not finite at a scale that is too high. A search that does not end is a
+    symptom of its own, and excuses nothing."""
+    if fp32 is None or fp32.bad_loss_steps or skips_too_often(run):
+        return set()
+    if any(c.name == "grad" and c.scaled for c in run.calls):
+        # Gradients of a scaled output enter the loss: it overflows with the scale at any time.
+        return set(run.skips)
+    return set(range(run.leading_skips))
 
 
 def _ended_on_gradients(run: RunView) -> bool:
@@ -156,67 +166,6 @@ def replaces_gradients(run: RunView, fp32: RunView) -> bool:
     not finite, and in fp32 it did not: a formula without a derivative is one in any precision."""
     own, other = (len(r.replaced_steps) / max(len(r.steps), 1) for r in (run, fp32))
     return len(run.replaced_steps) >= MIN_REPLACED and own - other > LATE_SKIP_SHARE
-
-
-def ends_early(run: RunView, fp32: RunView) -> bool:
-    """The script ends itself with an error status that its fp32 control does not have, or before
-    its first step, or after less than half of the steps and of the time.
-
-    A loop that ends after so many minutes makes other numbers of steps in other precisions, and one
-    that stops when the loss rises may stop a little earlier.
-    """
-    own, reference = run.outcome, fp32.outcome
-    if own.ended not in ("returned", "exit") or fp32.has_exception:
-        return False
-    if own.exit_code:
-        return not (fp32.ended_itself and reference.exit_code == own.exit_code)
-    if reference.exit_code or not reference.steps:
-        return False
-    return own.steps == 0 or (
-        own.steps < ENDED_SHARE * reference.steps
-        and own.elapsed_s < ENDED_SHARE * reference.elapsed_s
-        and not difference(run, fp32)
-    )
-
-
-def drops_batches(run: RunView, fp32: RunView) -> bool:
-    """Fewer of the batches that the model saw came to a backward than in fp32, or far fewer of the
-    backward passes to an optimizer step than a search for the loss scale explains."""
-    own, reference = run.outcome, fp32.outcome
-    if difference(run, fp32):
-        return False  # another seed draws other batches
-    pairs = (
-        (
-            (own.forwards, own.backwards),
-            (reference.forwards, reference.backwards),
-            0,
-            DROPPED_SHARE,
-        ),
-        (
-            (own.backwards, own.steps),
-            (reference.backwards, reference.steps),
-            MAX_SEARCH_SKIPS,
-            0.5,
-        ),
-    )
-    for (drawn, used), (all_drawn, all_used), excused, share in pairs:
-        if drawn and all_drawn:
-            missing = drawn * all_used / all_drawn - used
-            if missing >= max(MIN_DROPPED, share * drawn * all_used / all_drawn) + excused:
-                return True
-    return False
-
-
-def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
-    """Steps that a search for the scale left out, whose loss was finite in fp32: a gradient
-    penalty, for one, is not finite at a scale that is too high. A search that does not end is a
-    symptom of its own, and excuses nothing."""
-    if fp32 is None or fp32.bad_loss_steps or skips_too_often(run):
-        return set()
-    if any(c.name == "grad" and c.scaled for c in run.calls):
-        # Gradients of a scaled output enter the loss: it overflows with the scale at any time.
-        return set(run.skips)
-    return set(range(run.leading_skips))
 
 
 def skips_too_often(run: RunView) -> bool:
@@ -275,12 +224,52 @@ def evaluates_badly(run: RunView, fp32: RunView | None) -> bool:
     return own.eval_nan > reference.eval_nan or more_inf or only_here
 
 
-def progress(run: RunView, count: int | None = None) -> float | None:
-    """How far the loss fell within the first ``count`` losses, to the mean of their last fifth."""
-    head, tail = run.head_loss, run.tail_of(count)
-    if head is None or tail is None or not math.isfinite(tail):
-        return None
-    return head - tail
+def ends_early(run: RunView, fp32: RunView) -> bool:
+    """The script ends itself with an error status that its fp32 control does not have, or before
+    its first step, or after less than half of the steps and of the time.
+
+    A loop that ends after so many minutes makes other numbers of steps in other precisions, and one
+    that stops when the loss rises may stop a little earlier.
+    """
+    own, reference = run.outcome, fp32.outcome
+    if own.ended not in ("returned", "exit") or fp32.has_exception:
+        return False
+    if own.exit_code:
+        return not (fp32.ended_itself and reference.exit_code == own.exit_code)
+    if reference.exit_code or not reference.steps:
+        return False
+    return own.steps == 0 or (
+        own.steps < ENDED_SHARE * reference.steps
+        and own.elapsed_s < ENDED_SHARE * reference.elapsed_s
+        and not difference(run, fp32)
+    )
+
+
+def drops_batches(run: RunView, fp32: RunView) -> bool:
+    """Fewer of the batches that the model saw came to a backward than in fp32, or far fewer of the
+    backward passes to an optimizer step than a search for the loss scale explains."""
+    own, reference = run.outcome, fp32.outcome
+    if difference(run, fp32):
+        return False  # another seed draws other batches
+    counts, all_counts = ((o.forwards, o.backwards, o.steps) for o in (own, reference))
+    pairs = zip(pairwise(counts), pairwise(all_counts), strict=True)
+    bounds = ((0, DROPPED_SHARE), (MAX_SEARCH_SKIPS, 0.5))
+    for ((drawn, used), (all_drawn, all_used)), (excused, share) in zip(pairs, bounds, strict=True):
+        if drawn and all_drawn:
+            missing = drawn * all_used / all_drawn - used
+            if missing >= max(MIN_DROPPED, share * drawn * all_used / all_drawn) + excused:
+                return True
+    return False
+
+
+def is_frozen(run: RunView, fp32: RunView) -> bool:
+    """Taken steps leave most weights as they are, and fp32's do not; nor do the weights come as
+    far over the run."""
+    moved = least_moved(run, fp32)
+    if moved is None or moved.own >= 0.5 * moved.reference:
+        return False
+    kept = kept_motion(run, fp32)
+    return kept is None or kept < KEPT
 
 
 def is_behind(run: RunView, fp32: RunView) -> bool:
@@ -290,16 +279,17 @@ def is_behind(run: RunView, fp32: RunView) -> bool:
     One of the two may have met its time limit earlier, so only what both did is compared. Batches
     whose loss is many times as large in fp32 too, because the script weights them, do not count.
     """
-    return _is_behind(run, fp32) or any(_is_behind(*last) for last in _last_phase(run, fp32))
+    return any(_is_behind(*pair) for pair in _phases(run, fp32))
 
 
-def _last_phase(run: RunView, fp32: RunView) -> list[tuple[RunView, RunView]]:
-    """Both runs since another optimizer took over at the same step; none where none did, or where
-    too little followed."""
+def _phases(run: RunView, fp32: RunView) -> list[tuple[RunView, RunView]]:
+    """Both runs whole, and since another optimizer took over at the same step; the latter where one
+    did and enough followed."""
     own, other = run.last_phase, fp32.last_phase
     if own is run or other is fp32 or own.steps[0].step != other.steps[0].step:
-        return []
-    return [(own, other)] if min(len(own.steps), len(other.steps)) >= MIN_PHASE else []
+        return [(run, fp32)]
+    is_long = min(len(own.steps), len(other.steps)) >= MIN_PHASE
+    return [(run, fp32), (own, other)] if is_long else [(run, fp32)]
 
 
 def _is_behind(run: RunView, fp32: RunView) -> bool:
@@ -333,111 +323,10 @@ def _ordinary(losses: Sequence[float], head: float) -> list[int]:
     return [n for n in places if not abs(losses[n]) > max(HEAVY * usual, abs(head))]
 
 
-def is_frozen(run: RunView, fp32: RunView) -> bool:
-    """Taken steps leave most weights as they are, and fp32's do not; nor do the weights come as
-    far over the run."""
-    moved = least_moved(run, fp32)
-    if moved is None or moved.own >= 0.5 * moved.reference:
-        return False
-    kept = kept_motion(run, fp32)
-    return kept is None or kept < KEPT
-
-
-# Gradient entries that half precision lost: zero in the run, and not in its fp32 control.
-#
-# The two runs have the same weights until the first step that is taken, so the comparison by
-# parameter is made there; later steps are compared as shares.
-
-
-MATTERS = 1e-2  # of the whole gradient's norm
-SLOWER = 0.85  # of fp32's progress: less is slower learning
-MOSTLY = 0.1  # share of zeros up to which fp32's gradient of a parameter counts as there
-LATE = 5  # last steps with finite gradients
-
-
-def late_zero_share(run: RunView) -> float:
-    """Exactly zero gradient entries in the last steps with finite gradients."""
-    seen = run.own_gradients[-LATE:]
-    total = sum(a.grad_total for a in seen)
-    return sum(a.grad_zero for a in seen) / total if total else 0.0
-
-
-def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
-    """Parameters without any gradient here that in fp32 have a part of it that matters.
-
-    A bias before a normalisation has a gradient of rounding noise in fp32 and none in half: the
-    share of the total norm tells it from a loss.
-    """
-    reference = {g.name: g for g in fp32.gradients if g.norm and g.step == 0}
-    total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in reference.values()))
-    # A skipped step says nothing: its gradients are infinite, or were made zero by a clip that
-    # divided by an infinite norm.
-    taken = (a.step for a in run.own_gradients if not a.skipped)
-    first = next(taken, None)
-    names = []
-    for own in (g for g in run.gradients if g.step == first and g.total and not g.nonfinite):
-        other = reference.get(own.name)
-        if own.zero < own.total or other is None:
-            continue
-        if other.zero < MOSTLY * other.total and (other.norm or 0.0) > MATTERS * total:
-            names.append(own.name)
-    return names
-
-
-WRONG = 0.5  # of the gradient's norm; healthy bf16 trainings are off by up to 0.35
-MIN_SAMPLED = 64  # entries
-SAME_LOSS = 0.1  # of the loss: more, and the two runs drew other random numbers
-
-
-@dataclass(frozen=True, slots=True)
-class GradientError:
-    """How far the first gradients are from the fp32 control's: 2-norm of the difference over that
-    of fp32's gradient, on sampled entries; and the parameter with the largest part of it."""
-
-    error: float
-    parameter: str
-
-
-def gradient_error(run: RunView, fp32: RunView) -> GradientError | None:
-    """Of the first step, at which both runs have the same weights. None where its gradients are
-    not finite, were not sampled, or belong to another batch or other random numbers."""
-    if difference(run, fp32) or not (run.steps and fp32.steps):
-        return None
-    own, other = run.steps[0], fp32.steps[0]
-    before = [sum(c.name == "backward" and not c.step for c in r.calls) for r in (run, fp32)]
-    if before[0] != before[1]:
-        return None  # batches were left out before it
-    if 0 in {*run.bad_gradient_steps, *fp32.bad_gradient_steps}:
-        return None
-    if own.loss is None or other.loss is None:
-        return None
-    if not abs(own.loss - other.loss) <= SAME_LOSS * abs(other.loss):
-        return None
-    samples = {g.name: g.sample for g in fp32.gradients if g.step == 0}
-    errors: dict[str, float] = {}
-    length, count = 0.0, 0
-    for gradient in (g for g in run.gradients if g.step == 0):
-        full = samples.get(gradient.name, ())
-        if len(full) != len(gradient.sample):
-            return None
-        pairs = zip(gradient.sample, full, strict=True)
-        weight = gradient.total / max(len(full), 1)  # entries that each sampled one stands for
-        errors[gradient.name] = weight * math.fsum((a - b) ** 2 for a, b in pairs)
-        length += weight * math.fsum(b * b for b in full)
-        count += len(full)
-    if count < MIN_SAMPLED or not length:
-        return None
-    return GradientError(
-        math.sqrt(sum(errors.values()) / length), max(errors, key=errors.__getitem__)
-    )
-
-
 def learns_slower(run: RunView, fp32: RunView) -> bool:
     """fp32 made progress within the steps that both made, and this run clearly less; over the whole
     run, or since another optimizer took over."""
-    return _learns_slower(run, fp32) or any(
-        _learns_slower(*last) for last in _last_phase(run, fp32)
-    )
+    return any(_learns_slower(*pair) for pair in _phases(run, fp32))
 
 
 def _learns_slower(run: RunView, fp32: RunView) -> bool:
@@ -446,16 +335,19 @@ def _learns_slower(run: RunView, fp32: RunView) -> bool:
     return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
 
 
-LAGS = 0.1  # of fp32's progress; healthy bf16 weights lag by less than 0.01
-SURE = 2.0  # standard errors
+def progress(run: RunView, count: int | None = None) -> float | None:
+    """How far the loss fell within the first ``count`` losses, to the mean of their last fifth."""
+    head, tail = run.head_loss, run.tail_of(count)
+    if head is None or tail is None or not math.isfinite(tail):
+        return None
+    return head - tail
 
 
 def lags(run: RunView, fp32: RunView, least: float = LAGS) -> bool:
     """Whether the loss is behind fp32's batch by batch, by ``least`` of what fp32 has learned and
     beyond chance. The same batches scatter alike in both runs, so their difference tells more than
     either course does. Over the whole run, or since another optimizer took over."""
-    pairs = [(run, fp32), *_last_phase(run, fp32)]
-    return any(_lags(*pair, least) for pair in pairs)
+    return any(_lags(*pair, least) for pair in _phases(run, fp32))
 
 
 def _lags(run: RunView, fp32: RunView, least: float) -> bool:

@@ -77,6 +77,28 @@ def within(samples: Sequence[Sample], begin: float, end: float) -> list[Sample]:
     return [s for s in samples if begin <= s.at <= end]
 
 
+def steps_at(samples: Sequence[Sample], steps: Sequence[StepRecord]) -> list[int | None]:
+    """The step under way at each reading; None before the first, after the last, and where no step
+    has a time. Between steps that are not next to each other it is estimated."""
+    timed = [(s.ended_at, s.step, s.step_time_s) for s in steps if s.ended_at is not None]
+    if not timed:
+        return [None] * len(samples)
+    ends = [end for end, _, _ in timed]
+    begin = ends[0] - (timed[0][2] or 0.0)
+    return [
+        None if not begin <= s.at <= ends[-1] else _step_at(s.at, ends, [n for _, n, _ in timed])
+        for s in samples
+    ]
+
+
+def _step_at(at: float, ends: Sequence[float], numbers: Sequence[int]) -> int:
+    place = bisect.bisect_left(ends, at)
+    if place == 0 or numbers[place] - numbers[place - 1] == 1:
+        return numbers[place]
+    share = (at - ends[place - 1]) / (ends[place] - ends[place - 1])
+    return numbers[place - 1] + round(share * (numbers[place] - numbers[place - 1]))
+
+
 def usage(samples: Sequence[Sample]) -> Usage:
     """Sum up one device's readings, in the order of time; at least one."""
     clocks = [s.clock_mhz for s in samples if s.clock_mhz is not None]
@@ -97,6 +119,30 @@ def usage(samples: Sequence[Sample]) -> Usage:
     )
 
 
+def _gaps(samples: Sequence[Sample]) -> list[float]:
+    """How long each reading speaks for: the time since the one before."""
+    times = [s.at for s in samples]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return [0.0, *(min(gap, LONGEST_GAP_S) for gap in gaps)] if times else []
+
+
+def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
+    """Over the time for which the value is known."""
+    pairs = [
+        (gap, known)
+        for gap, s in zip(_gaps(samples), samples, strict=True)
+        if gap > 0 and (known := value(s)) is not None
+    ]
+    whole = sum(gap for gap, _ in pairs)
+    return sum(gap * known for gap, known in pairs) / whole if whole else None
+
+
+def _share(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> float:
+    whole = sum(_gaps(samples))
+    held = sum(gap for gap, s in zip(_gaps(samples), samples, strict=True) if holds(s))
+    return held / whole if whole else 0.0
+
+
 def held_back(samples: Sequence[Sample]) -> dict[str, float]:
     """Reasons that held one device's clocks down, with their share of the time, the largest first.
     Only reasons of :data:`HELD_BACK`."""
@@ -106,13 +152,6 @@ def held_back(samples: Sequence[Sample]) -> dict[str, float]:
     }
     found = [(share, reason) for reason, share in shares.items() if share > 0]
     return {reason: share for share, reason in sorted(found, reverse=True)}
-
-
-def others_bound(spec: RunSpec) -> float:
-    """Percent of the CPU from which others count. A batch search and a script's comparison work in
-    children of seconds each, of which the first second counts as another process's."""
-    is_in_children = spec.kind == "batch" or (spec.kind == "compare" and spec.control == BASELINE)
-    return OTHERS_BESIDE_CHILDREN if is_in_children else OTHERS_PERCENT
 
 
 def spoiled(samples: Sequence[Sample], others_percent: float = OTHERS_PERCENT) -> tuple[str, ...]:
@@ -125,6 +164,13 @@ def spoiled(samples: Sequence[Sample], others_percent: float = OTHERS_PERCENT) -
         found += _throttled(name, own)
         found += _loaded(own, others_percent) if device == "cpu" else _shared(name, own)
     return tuple(found)
+
+
+def others_bound(spec: RunSpec) -> float:
+    """Percent of the CPU from which others count. A batch search and a script's comparison work in
+    children of seconds each, of which the first second counts as another process's."""
+    is_in_children = spec.kind == "batch" or (spec.kind == "compare" and spec.control == BASELINE)
+    return OTHERS_BESIDE_CHILDREN if is_in_children else OTHERS_PERCENT
 
 
 def _throttled(name: str, samples: Sequence[Sample]) -> list[str]:
@@ -164,52 +210,3 @@ def _loaded(samples: Sequence[Sample], bound: float) -> list[str]:
         f"The CPU was shared: other processes took {others:.1f} % of it, the run "
         f"{used.own_percent:.1f} %."
     ]
-
-
-def _gaps(samples: Sequence[Sample]) -> list[float]:
-    """How long each reading speaks for: the time since the one before."""
-    times = [s.at for s in samples]
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    return [0.0, *(min(gap, LONGEST_GAP_S) for gap in gaps)] if times else []
-
-
-def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
-    """Over the time for which the value is known."""
-    pairs = [
-        (gap, known)
-        for gap, s in zip(_gaps(samples), samples, strict=True)
-        if gap > 0 and (known := value(s)) is not None
-    ]
-    whole = sum(gap for gap, _ in pairs)
-    return sum(gap * known for gap, known in pairs) / whole if whole else None
-
-
-def _share(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> float:
-    whole = sum(_gaps(samples))
-    held = sum(gap for gap, s in zip(_gaps(samples), samples, strict=True) if holds(s))
-    return held / whole if whole else 0.0
-
-
-# Which step was under way at a moment: readings of a machine laid beside the steps of a run.
-
-
-def steps_at(samples: Sequence[Sample], steps: Sequence[StepRecord]) -> list[int | None]:
-    """The step under way at each reading; None before the first, after the last, and where no step
-    has a time. Between steps that are not next to each other it is estimated."""
-    timed = [(s.ended_at, s.step, s.step_time_s) for s in steps if s.ended_at is not None]
-    if not timed:
-        return [None] * len(samples)
-    ends = [end for end, _, _ in timed]
-    begin = ends[0] - (timed[0][2] or 0.0)
-    return [
-        None if not begin <= s.at <= ends[-1] else _step_at(s.at, ends, [n for _, n, _ in timed])
-        for s in samples
-    ]
-
-
-def _step_at(at: float, ends: Sequence[float], numbers: Sequence[int]) -> int:
-    place = bisect.bisect_left(ends, at)
-    if place == 0 or numbers[place] - numbers[place - 1] == 1:
-        return numbers[place]
-    share = (at - ends[place - 1]) / (ends[place] - ends[place - 1])
-    return numbers[place - 1] + round(share * (numbers[place] - numbers[place - 1]))

@@ -1,14 +1,11 @@
-"""Tensor Cores used, not used or unknown, from two independent signs: the names of the kernels, and
-the rate that the matmul reaches alone against its control, the same shapes in fp32 without TF32.
+"""Which matmuls of a recorded step use Tensor Cores, which could, and what padding would gain.
 
-The rate speaks only where nothing else explains it:
-- the device's largest matmul in that dtype must itself be faster than fp32's, else a rate tells
-  nothing (consumer GPUs compute TF32 no faster than fp32);
-- half the bytes make a matmul that waits for memory up to twice as fast, with no Tensor Core;
-- a matmul that its launch or its memory holds up is not faster even when it uses them.
+    use = core_use(results, machine)
+    answer(use)         "3 of 9 matmuls and convolutions, 91.2 % of the FLOPs, run on Tensor Cores…"
 
-Also here: a step's matmuls as a whole with the tables' view of them, sentences, JSON, how operands
-lie in memory, and what padding gains a layer.
+A matmul uses them, does not, or it is unknown. Two independent signs say so: the names of its
+kernels, and the rate that it reaches alone against its control, the same shapes in fp32 without
+TF32 (:func:`rate_sign`). What it could use stands in tables (:mod:`ampscope.hardware.capability`).
 """
 
 from __future__ import annotations
@@ -43,6 +40,13 @@ SLOWER = 1.5  # times as long as in fp32, by the nearer quartiles
 NOT_USED_BELOW = 1.15  # quartiles of equal work on a busy machine lie up to 10 % apart
 WAITS_FOR_MEMORY = 0.5  # share of its time that a copy of its bytes would take
 COMPUTES = 0.5  # share of fp32's ceiling from which arithmetic is what limits a control
+WORTH = 1.05  # what padding gains less than this is within the spread of timings
+VERSION = 1  # of the JSON
+NO_TABLE = "ampscope has no table of what this device's matrix units take."
+ON_A_CPU = (
+    "A CPU has no Tensor Cores. Its instructions that multiply half numbers (AVX512-BF16, AMX) "
+    "take their place here; fp32 matmuls never use them."
+)
 
 
 class CoreVerdict(StrEnum):
@@ -73,82 +77,6 @@ class RateSign:
     sign: Sign
     reason: str
     speedup: float | None = None
-
-
-def verdict(names: Sign, rate: Sign) -> CoreVerdict:
-    """Unknown where the two disagree and where neither speaks; else what was said."""
-    said = {names, rate} - {Sign.NOTHING}
-    if said == {Sign.USED}:
-        return CoreVerdict.USED
-    return CoreVerdict.NOT_USED if said == {Sign.NOT_USED} else CoreVerdict.UNKNOWN
-
-
-def rate_sign(matmul: Matmul, ceilings: Ceilings) -> RateSign:
-    """From the matmul's own timing, its control's and the ceilings."""
-    if matmul.dtype == "fp32":
-        return RateSign(Sign.NOT_USED, "It is computed in plain fp32, as controls are.")
-    timing, control = matmul.timing, matmul.control
-    if timing is None or control is None:
-        return RateSign(Sign.NOTHING, "It has no timing beside a control.")
-    speedup = control.median_s / timing.median_s
-    if timing.low_s > SLOWER * control.high_s:
-        text = f"Its fp32 control is {1 / speedup:.2g}× as fast: whatever it uses does not help."
-        return RateSign(Sign.NOT_USED, text, speedup)
-    gain = ceilings.gain(matmul.dtype)
-    if gain is None:
-        return RateSign(Sign.NOTHING, "The ceilings were not measured.", speedup)
-    if gain < 1 / CONCLUSIVE_GAIN:
-        return RateSign(
-            Sign.NOT_USED,
-            f"No {matmul.dtype} matmul is fast here: the largest reaches {gain:.2g}× fp32.",
-            speedup,
-        )
-    if gain < CONCLUSIVE_GAIN:
-        return RateSign(
-            Sign.NOTHING,
-            f"The largest {matmul.dtype} matmul is only {gain:.2g}× as fast as fp32's.",
-            speedup,
-        )
-    return _compared(matmul, timing, control, ceilings, gain)
-
-
-def _compared(
-    matmul: Matmul, timing: Timing, control: Timing, ceilings: Ceilings, gain: float
-) -> RateSign:
-    """The quartiles that lie nearer to each other decide, not the medians."""
-    speedup = control.median_s / timing.median_s
-    width = 1 if matmul.dtype == "tf32" else 2  # bytes of fp32 over those of the dtype
-    explained = width if _waits(matmul.moved_bytes * width, control, ceilings) else 1
-    needed = explained * min(math.sqrt(gain), USED_FROM_MOST)
-    if control.low_s / timing.high_s >= needed:
-        return RateSign(
-            Sign.USED,
-            f"{speedup:.2g}× its fp32 control; {needed:.2g}× is conclusive.",
-            speedup,
-        )
-    base = ceilings.flops_s["fp32"]
-    computes = matmul.flops / control.median_s >= COMPUTES * base
-    if computes and control.high_s / timing.low_s <= NOT_USED_BELOW:
-        return RateSign(
-            Sign.NOT_USED, f"No faster than its fp32 control ({speedup:.2g}×).", speedup
-        )
-    why = "memory" if explained > 1 else "launch or memory" if not computes else "neither clearly"
-    text = f"{speedup:.2g}× the fp32 baseline: inconclusive ({why})."
-    return RateSign(Sign.NOTHING, text, speedup)
-
-
-def _waits(moved_bytes: int, timing: Timing, ceilings: Ceilings) -> bool:
-    """Whether moving its bytes alone would take a good part of its time."""
-    if not ceilings.bytes_s:
-        return False
-    return moved_bytes / ceilings.bytes_s >= WAITS_FOR_MEMORY * timing.median_s
-
-
-# The matmuls of a step, each with what the tables say it could use and what the signs say it
-# does; and what padding a dimension gains, measured.
-
-
-NO_TABLE = "ampscope has no table of what this device's matrix units take."
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +134,9 @@ def core_use(results: Sequence[Result], machine: Machine | None) -> CoreUse | No
     )
     name = machine.device_name if machine else ""
     matmuls = (r for r in results if isinstance(r, Matmul))
-    uses = tuple(_judged(matmul, step, name, ceilings) for matmul in matmuls)
-    ordered = sorted(uses, key=lambda use: -use.step_flops)
-    return CoreUse(step, tuple(ordered), ceilings, rates)
+    judged = [_judged(matmul, step, name, ceilings) for matmul in matmuls]
+    uses = tuple(sorted(judged, key=lambda use: -use.step_flops))
+    return CoreUse(step, uses, ceilings, rates)
 
 
 def _judged(matmul: Matmul, step: StepMatmuls, name: str, ceilings: Ceilings) -> MatmulUse:
@@ -225,133 +153,69 @@ def _judged(matmul: Matmul, step: StepMatmuls, name: str, ceilings: Ceilings) ->
     return MatmulUse(matmul, fit, names, rate, verdict(names, rate.sign))
 
 
-# Sentences about Tensor Cores in a step, for the terminal and the page alike.
+def verdict(names: Sign, rate: Sign) -> CoreVerdict:
+    """Unknown where the two disagree and where neither speaks; else what was said."""
+    said = {names, rate} - {Sign.NOTHING}
+    if said == {Sign.USED}:
+        return CoreVerdict.USED
+    return CoreVerdict.NOT_USED if said == {Sign.NOT_USED} else CoreVerdict.UNKNOWN
 
 
-ON_A_CPU = (
-    "A CPU has no Tensor Cores. Its instructions that multiply half numbers (AVX512-BF16, AMX) "
-    "take their place here; fp32 matmuls never use them."
-)
+def rate_sign(matmul: Matmul, ceilings: Ceilings) -> RateSign:
+    """From the matmul's own timing, its control's and the ceilings. The rate speaks only where
+    nothing else explains it:
+
+    - the device's largest matmul in that dtype must itself be faster than fp32's, else a rate tells
+      nothing (consumer GPUs compute TF32 no faster than fp32);
+    - half the bytes make a matmul that waits for memory up to twice as fast, with no Tensor Core;
+    - a matmul that its launch or its memory holds up is not faster even when it uses them.
+    """
+    if matmul.dtype == "fp32":
+        return RateSign(Sign.NOT_USED, "It is computed in plain fp32, as controls are.")
+    timing, control = matmul.timing, matmul.control
+    if timing is None or control is None:
+        return RateSign(Sign.NOTHING, "It has no timing beside a control.")
+    speedup = control.median_s / timing.median_s
+    if timing.low_s > SLOWER * control.high_s:
+        text = f"Its fp32 control is {1 / speedup:.2g}× as fast: whatever it uses does not help."
+        return RateSign(Sign.NOT_USED, text, speedup)
+    gain = ceilings.gain(matmul.dtype)
+    if gain is None:
+        return RateSign(Sign.NOTHING, "The ceilings were not measured.", speedup)
+    if gain < 1 / CONCLUSIVE_GAIN:
+        text = f"No {matmul.dtype} matmul is fast here: the largest reaches {gain:.2g}× fp32."
+        return RateSign(Sign.NOT_USED, text, speedup)
+    if gain < CONCLUSIVE_GAIN:
+        text = f"The largest {matmul.dtype} matmul is only {gain:.2g}× as fast as fp32's."
+        return RateSign(Sign.NOTHING, text, speedup)
+    return _compared(matmul, timing, control, ceilings, gain)
 
 
-def answer(use: CoreUse) -> str:
-    """What the page says first: how many matmuls, what share of the FLOPs, and what to do."""
-    parts = [_used(use)]
-    unknown, measured = use.calls(CoreVerdict.UNKNOWN), use.calls()
-    if unknown:
-        parts.append(f"of {unknown:,} it is unknown")
-    if measured < use.step.calls:
-        parts.append(f"{use.step.calls - measured:,} are not measured yet")
-    gain = best_gain([u.matmul for u in use.uses])
-    if gain is not None:
-        parts.append(padding_words(gain))
-    why = "" if use.calls(CoreVerdict.USED) else why_not(use)
-    return f"{'; '.join(parts)}. {why}".strip()
-
-
-def why_not(use: CoreUse) -> str:
-    """Of the matmuls that do not use them, the reason with most FLOPs; empty where all do."""
-    reasons: dict[str, int] = {}
-    for one in use.uses:
-        if one.verdict is not CoreVerdict.USED and one.eligibility.fit in (Fit.NOT, Fit.UNKNOWN):
-            reason = one.eligibility.reason
-            reasons[reason] = reasons.get(reason, 0) + one.step_flops
-    return max(reasons, key=lambda reason: reasons[reason]) if reasons else ""
-
-
-def units(use: CoreUse) -> str:
-    """What takes the place of Tensor Cores on this device."""
-    if use.step.device != "cpu":
-        return "Tensor Cores"
-    flags = [flag for names in MATMUL_FLAGS.values() for flag in names]
-    has = [flag for flag in flags if flag in (use.step.cpu_flags or ())]
-    return f"this CPU's half-precision instructions{f' ({has[0]})' if has else ''}"
-
-
-def padding_words(gain: PaddingGain) -> str:
-    """ "head misses by one dimension: padding 50257 to 50304 gains 1.8×, measured" """
-    many = "one dimension" if len(gain.changes) == 1 else f"{len(gain.changes)} dimensions"
-    changed = " and ".join(f"{size} to {padded}" for size, padded in gain.changes)
-    times = f"{gain.gain:.1f}×" if gain.gain >= 1.15 else f"{gain.gain:.2f}×"
-    layer = gain.module or "the model"
-    return f"{layer} misses by {many}: padding {changed} gains {times}, measured"
-
-
-def signs_words(one: MatmulUse) -> str:
-    """Why the verdict is what it is."""
-    names = {
-        "used": "its kernel's name says used",
-        "not used": "its kernel's name says not used",
-        "nothing": "its kernel's name says nothing" if one.matmul.kernels else "no name was seen",
-    }[one.names]
-    return f"{names}; {one.rate.reason}"
-
-
-def _used(use: CoreUse) -> str:
-    used, calls = use.calls(CoreVerdict.USED), use.step.calls
-    plain = "matmul or convolution" if calls == 1 else "matmuls and convolutions"
-    if not used:
-        runs = "is known to run" if use.calls(CoreVerdict.UNKNOWN) else "runs"
-        return f"None of {calls:,} {plain} {runs} on {units(use)}"
-    share = 100 * use.share(CoreVerdict.USED)
-    number = f"{share:.0f}" if share > 99.95 or share < 0.1 else f"{share:.1f}"
-    return f"{used:,} of {calls:,} {plain}, {number} % of the FLOPs, run on {units(use)}"
-
-
-# Matmuls and verdicts as JSON for programs: what was recorded, and what was made of it.
-
-
-VERSION = 1
-
-
-def cores_json(info: RunInfo, use: CoreUse) -> str:
-    """One object; numbers as measured, times in seconds."""
-    machine = dataclasses.asdict(info.machine) if info.machine else None
-    return dumps(
-        {
-            "schema": VERSION,
-            "run": info.id,
-            "started": info.started,
-            "spec": {k: getattr(info.spec, k) for k in ("workload", "size", "precision", "seed")},
-            "machine": machine,
-            "sentence": answer(use),
-            "step": dataclasses.asdict(use.step),
-            "calls": {v.value: use.calls(v) for v in CoreVerdict},
-            "flops": {v.value: use.flops(v) for v in CoreVerdict},
-            "ceilings": [dataclasses.asdict(rate) for rate in use.rates],
-            "products": [_matmul(one) for one in use.uses],
-            "padding": [_padding(gain) for gain in padding_gains([one.matmul for one in use.uses])],
-        },
-        indent=2,
-    )
-
-
-def _padding(gain: PaddingGain) -> dict[str, object]:
-    found = dataclasses.asdict(gain)
-    calls = found.pop("matmuls")
-    return {**found, "products": calls, "gain": gain.gain}
-
-
-def _matmul(one: MatmulUse) -> dict[str, object]:
-    return {
-        **dataclasses.asdict(one.matmul),
-        "intensity": one.matmul.intensity,
-        "flops_s": one.matmul.flops_s,
-        "eligible": one.eligibility.fit.value,
-        "eligible_reason": one.eligibility.reason,
-        "sign_of_names": one.names.value,
-        "sign_of_rate": one.rate.sign.value,
-        "speedup": one.rate.speedup,
-        "verdict": one.verdict.value,
-        "verdict_reason": signs_words(one),
-    }
-
-
-# How a matmul's operands lie in memory, in one word each.
+def _compared(
+    matmul: Matmul, timing: Timing, control: Timing, ceilings: Ceilings, gain: float
+) -> RateSign:
+    """The quartiles that lie nearer to each other decide, not the medians."""
+    speedup = control.median_s / timing.median_s
+    width = 1 if matmul.dtype == "tf32" else 2  # bytes of fp32 over those of the dtype
+    # Whether moving its bytes alone would take a good part of the control's time.
+    copied_s = matmul.moved_bytes * width / ceilings.bytes_s if ceilings.bytes_s else 0.0
+    explained = width if copied_s >= WAITS_FOR_MEMORY * control.median_s else 1
+    needed = explained * min(math.sqrt(gain), USED_FROM_MOST)
+    if control.low_s / timing.high_s >= needed:
+        text = f"{speedup:.2g}× its fp32 control; {needed:.2g}× is conclusive."
+        return RateSign(Sign.USED, text, speedup)
+    base = ceilings.flops_s["fp32"]
+    computes = matmul.flops / control.median_s >= COMPUTES * base
+    if computes and control.high_s / timing.low_s <= NOT_USED_BELOW:
+        text = f"No faster than its fp32 control ({speedup:.2g}×)."
+        return RateSign(Sign.NOT_USED, text, speedup)
+    why = "memory" if explained > 1 else "launch or memory" if not computes else "neither clearly"
+    text = f"{speedup:.2g}× the fp32 baseline: inconclusive ({why})."
+    return RateSign(Sign.NOTHING, text, speedup)
 
 
 def layout(operand: Operand) -> str:
-    """contiguous | channels_last | transposed | expanded | strided
+    """How an operand lies in memory: contiguous | channels_last | transposed | expanded | strided
 
     >>> layout(Operand((256, 1024), (1, 256), "bf16"))
     'transposed'
@@ -370,16 +234,6 @@ def layout(operand: Operand) -> str:
     return "strided"
 
 
-def shapes(operands: Sequence[Operand]) -> str:
-    """``1024×256 · 256×96 transposed``; contiguous is not said."""
-    parts = []
-    for operand in operands:
-        kind = layout(operand)
-        size = "×".join(map(str, operand.shape)) or "scalar"
-        parts.append(size if kind == "contiguous" else f"{size} {kind}")
-    return " · ".join(parts)
-
-
 def _is_dense(operand: Operand, order: Sequence[int]) -> bool:
     """Whether the axes lie in that order, the last one fastest, without gaps."""
     step = 1
@@ -390,14 +244,14 @@ def _is_dense(operand: Operand, order: Sequence[int]) -> bool:
     return True
 
 
-# What padding gains a layer: the time of its matmuls that miss by a dimension, and of the same
-# matmuls with that dimension enlarged, both measured.
-#
-# A layer's forward and backward matmuls share the dimension (a Linear's output is n, then k, then
-# m or n again), so a change of it is looked for in all of them.
-
-
-WORTH = 1.05  # what is gained less than this is within the spread of timings
+def shapes(operands: Sequence[Operand]) -> str:
+    """``1024×256 · 256×96 transposed``; contiguous is not said."""
+    parts = []
+    for operand in operands:
+        kind = layout(operand)
+        size = "×".join(map(str, operand.shape)) or "scalar"
+        parts.append(size if kind == "contiguous" else f"{size} {kind}")
+    return " · ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +278,10 @@ class PaddingGain:
 
 
 def padding_gains(matmuls: Sequence[Matmul]) -> list[PaddingGain]:
-    """Most time saved first."""
+    """Of each change of a layer, most time saved first: the time of the layer's matmuls that miss
+    by a dimension, and of the same matmuls with that dimension enlarged, both measured. Its forward
+    and backward matmuls share the dimension (a Linear's output is n, then k, then m or n again), so
+    a change of it is looked for in all of them."""
     found: dict[tuple[str, tuple[tuple[int, int], ...]], list[tuple[int, Timing, Timing]]]
     found = defaultdict(list)
     for matmul in matmuls:
@@ -435,11 +292,6 @@ def padding_gains(matmuls: Sequence[Matmul]) -> list[PaddingGain]:
                     found[key].append((place.count, matmul.timing, padded.timing))
     gains = [_gain(module, changes, timings) for (module, changes), timings in found.items()]
     return sorted(gains, key=lambda g: g.padded_s - g.seconds)
-
-
-def best_gain(matmuls: Sequence[Matmul]) -> PaddingGain | None:
-    """The one that saves most time beyond doubt; None where nothing does."""
-    return next((gain for gain in padding_gains(matmuls) if gain.is_worth_it), None)
 
 
 def _gain(
@@ -459,3 +311,116 @@ def _gain(
         low=total(1, "low_s") / total(2, "high_s"),
         high=total(1, "high_s") / total(2, "low_s"),
     )
+
+
+def best_gain(matmuls: Sequence[Matmul]) -> PaddingGain | None:
+    """The one that saves most time beyond doubt; None where nothing does."""
+    return next((gain for gain in padding_gains(matmuls) if gain.is_worth_it), None)
+
+
+def answer(use: CoreUse) -> str:
+    """What the page says first: how many matmuls, what share of the FLOPs, and what to do."""
+    parts = [_used(use)]
+    unknown, measured = use.calls(CoreVerdict.UNKNOWN), use.calls()
+    if unknown:
+        parts.append(f"of {unknown:,} it is unknown")
+    if measured < use.step.calls:
+        parts.append(f"{use.step.calls - measured:,} are not measured yet")
+    gain = best_gain([u.matmul for u in use.uses])
+    if gain is not None:
+        parts.append(padding_words(gain))
+    why = "" if use.calls(CoreVerdict.USED) else why_not(use)
+    return f"{'; '.join(parts)}. {why}".strip()
+
+
+def _used(use: CoreUse) -> str:
+    used, calls = use.calls(CoreVerdict.USED), use.step.calls
+    plain = "matmul or convolution" if calls == 1 else "matmuls and convolutions"
+    if not used:
+        runs = "is known to run" if use.calls(CoreVerdict.UNKNOWN) else "runs"
+        return f"None of {calls:,} {plain} {runs} on {units(use)}"
+    share = 100 * use.share(CoreVerdict.USED)
+    number = f"{share:.0f}" if share > 99.95 or share < 0.1 else f"{share:.1f}"
+    return f"{used:,} of {calls:,} {plain}, {number} % of the FLOPs, run on {units(use)}"
+
+
+def units(use: CoreUse) -> str:
+    """What takes the place of Tensor Cores on this device."""
+    if use.step.device != "cpu":
+        return "Tensor Cores"
+    flags = [flag for names in MATMUL_FLAGS.values() for flag in names]
+    has = [flag for flag in flags if flag in (use.step.cpu_flags or ())]
+    return f"this CPU's half-precision instructions{f' ({has[0]})' if has else ''}"
+
+
+def padding_words(gain: PaddingGain) -> str:
+    """ "head misses by one dimension: padding 50257 to 50304 gains 1.8×, measured" """
+    many = "one dimension" if len(gain.changes) == 1 else f"{len(gain.changes)} dimensions"
+    changed = " and ".join(f"{size} to {padded}" for size, padded in gain.changes)
+    times = f"{gain.gain:.1f}×" if gain.gain >= 1.15 else f"{gain.gain:.2f}×"
+    layer = gain.module or "the model"
+    return f"{layer} misses by {many}: padding {changed} gains {times}, measured"
+
+
+def why_not(use: CoreUse) -> str:
+    """Of the matmuls that do not use them, the reason with most FLOPs; empty where all do."""
+    reasons: dict[str, int] = {}
+    for one in use.uses:
+        if one.verdict is not CoreVerdict.USED and one.eligibility.fit in (Fit.NOT, Fit.UNKNOWN):
+            reason = one.eligibility.reason
+            reasons[reason] = reasons.get(reason, 0) + one.step_flops
+    return max(reasons, key=lambda reason: reasons[reason]) if reasons else ""
+
+
+def signs_words(one: MatmulUse) -> str:
+    """Why the verdict is what it is."""
+    names = {
+        "used": "its kernel's name says used",
+        "not used": "its kernel's name says not used",
+        "nothing": "its kernel's name says nothing" if one.matmul.kernels else "no name was seen",
+    }[one.names]
+    return f"{names}; {one.rate.reason}"
+
+
+def cores_json(info: RunInfo, use: CoreUse) -> str:
+    """What was recorded of the matmuls, and what was made of it: one object for programs; numbers
+    as measured, times in seconds."""
+    machine = dataclasses.asdict(info.machine) if info.machine else None
+    return dumps(
+        {
+            "schema": VERSION,
+            "run": info.id,
+            "started": info.started,
+            "spec": {k: getattr(info.spec, k) for k in ("workload", "size", "precision", "seed")},
+            "machine": machine,
+            "sentence": answer(use),
+            "step": dataclasses.asdict(use.step),
+            "calls": {v.value: use.calls(v) for v in CoreVerdict},
+            "flops": {v.value: use.flops(v) for v in CoreVerdict},
+            "ceilings": [dataclasses.asdict(rate) for rate in use.rates],
+            "products": [_matmul_json(one) for one in use.uses],
+            "padding": [_padding_json(g) for g in padding_gains([u.matmul for u in use.uses])],
+        },
+        indent=2,
+    )
+
+
+def _matmul_json(one: MatmulUse) -> dict[str, object]:
+    return {
+        **dataclasses.asdict(one.matmul),
+        "intensity": one.matmul.intensity,
+        "flops_s": one.matmul.flops_s,
+        "eligible": one.eligibility.fit.value,
+        "eligible_reason": one.eligibility.reason,
+        "sign_of_names": one.names.value,
+        "sign_of_rate": one.rate.sign.value,
+        "speedup": one.rate.speedup,
+        "verdict": one.verdict.value,
+        "verdict_reason": signs_words(one),
+    }
+
+
+def _padding_json(gain: PaddingGain) -> dict[str, object]:
+    found = dataclasses.asdict(gain)
+    calls = found.pop("matmuls")
+    return {**found, "products": calls, "gain": gain.gain}

@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ampscope.analysis.evidence import Evidence, lead
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.lead import lead
 from ampscope.analysis.run_view import RunView
 from ampscope.control import SCALE_1
 from ampscope.diagnosis.findings import Diagnosis, Finding

@@ -15,9 +15,9 @@ from itertools import pairwise
 from ampscope.analysis.compiled_runs import (
     apart,
 )
-from ampscope.analysis.control_losses import difference
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import MIN_COMPARED
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import (
     BEHIND_APART,

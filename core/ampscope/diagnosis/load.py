@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ampscope import __version__
-from ampscope.analysis.evidence import Evidence, Lead
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.lead import Lead
 from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ampscope.analysis.compiled_runs import arms
-from ampscope.analysis.control_losses import difference, draws_otherwise
-from ampscope.analysis.evidence import Lead, lead
+from ampscope.analysis.gradient_loss import WRONG, gradient_error
+from ampscope.analysis.lead import Lead, lead
 from ampscope.analysis.precision_use import MIN_COMPARED, PrecisionUse, precision_use
+from ampscope.analysis.repeatability import difference, draws_otherwise
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.skips import hand_scale_facts, scale_facts, static_scale
-from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms_of_control
+from ampscope.analysis.scale_facts import hand_scale_facts, scale_facts, static_scale
+from ampscope.analysis.symptoms import Symptom, symptoms_of_control
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.errors import BadInput

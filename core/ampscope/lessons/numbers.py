@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ampscope.lessons.catalog import LessonInfo
-from ampscope.numerics.formats import FORMATS, NumberFormat, decode, nearest, width
+from ampscope.numerics.formats import FORMATS, NumberFormat
+from ampscope.numerics.rounding import decode, nearest, width
 from ampscope.records import Curve, Reading, Result
 
 INFO = LessonInfo(

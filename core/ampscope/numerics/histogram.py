@@ -33,6 +33,10 @@ RAW_LEN = NEG_INF + 1
 EXPONENTS: NDArray[np.int64] = np.arange(LOWEST - 1, HIGHEST + 2, dtype=np.int64)  # rows [0 … 278]
 
 Raw = NDArray[np.int64]
+Table = tuple[tuple[int, ...], tuple[str, ...], Raw]  # modules, dtypes, rows of a frame
+K = TypeVar("K", bound=Hashable)
+NAMES = ("lost", "subnormal", "normal", "overflow")  # of the zones, from left to right
+MARGIN_BINS = 5  # room beside the outermost limit: the words "lost" and "overflow" fit in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,18 @@ def zones(raw: Raw, fmt: NumberFormat, log2_factor: int = 0) -> Zones:
     return Zones(*zone_matrix(raw[None], fmt, log2_factor)[0].tolist())
 
 
+def zone_matrix(rows: Raw, fmt: NumberFormat, log2_factor: int = 0) -> Raw:
+    """Zones of many rows at once: [n, RAW_LEN] -> [n, 6] (lost, subnormal, normal, overflow,
+    zero, nonfinite)."""
+    out = np.empty((rows.shape[0], 6), dtype=np.int64)
+    finite = rows[:, : ABOVE + 1]
+    for column, mask in enumerate(zone_masks(fmt, log2_factor)):
+        out[:, column] = finite[:, mask].sum(axis=1)
+    out[:, 4] = rows[:, POS_ZERO] + rows[:, NEG_ZERO]
+    out[:, 5] = rows[:, NAN : NEG_INF + 1].sum(axis=1)
+    return out
+
+
 def zone_masks(fmt: NumberFormat, log2_factor: int = 0) -> tuple[NDArray[np.bool_], ...]:
     """Boolean masks over rows [0 … ABOVE] for (lost, subnormal, normal, overflow)."""
     e = EXPONENTS + log2_factor
@@ -86,16 +102,37 @@ def zone_masks(fmt: NumberFormat, log2_factor: int = 0) -> tuple[NDArray[np.bool
     return lost, sub, ~(lost | sub | over), over
 
 
-def zone_matrix(rows: Raw, fmt: NumberFormat, log2_factor: int = 0) -> Raw:
-    """Zones of many rows at once: [n, RAW_LEN] -> [n, 6] (lost, subnormal, normal, overflow,
-    zero, nonfinite)."""
-    out = np.empty((rows.shape[0], 6), dtype=np.int64)
-    finite = rows[:, : ABOVE + 1]
-    for column, mask in enumerate(zone_masks(fmt, log2_factor)):
-        out[:, column] = finite[:, mask].sum(axis=1)
-    out[:, 4] = rows[:, POS_ZERO] + rows[:, NEG_ZERO]
-    out[:, 5] = rows[:, NAN : NEG_INF + 1].sum(axis=1)
-    return out
+@dataclass(frozen=True, slots=True)
+class ExponentRange:
+    """Exponents that a chart shows, both ends included."""
+
+    lowest: int
+    highest: int
+
+    @property
+    def width(self) -> int:
+        """Number of exponents."""
+        return self.highest - self.lowest + 1
+
+
+def exponent_range(occupied: tuple[int, int] | None, fmt: NumberFormat) -> ExponentRange:
+    """Wide enough for the data and for every limit of the format."""
+    low, high = fmt.zero_below_exponent - MARGIN_BINS, fmt.max_exponent + MARGIN_BINS
+    if occupied is not None:
+        low, high = min(low, occupied[0] - 1), max(high, occupied[1] + 1)
+    return ExponentRange(low, high)
+
+
+def zone_spans(fmt: NumberFormat, shown: ExponentRange) -> list[tuple[str, int, int]]:
+    """(zone, first exponent, exponent after the last) from left to right within ``shown``."""
+    edges = (
+        shown.lowest,
+        fmt.zero_below_exponent,
+        fmt.min_normal_exponent,
+        fmt.max_exponent + 1,
+        shown.highest + 1,
+    )
+    return list(zip(NAMES, edges[:-1], edges[1:], strict=True))
 
 
 def total(raw: Raw) -> int:
@@ -131,11 +168,16 @@ def quantile_exponent(raw: Raw, share: float) -> int | None:
     return int(EXPONENTS[np.searchsorted(np.cumsum(finite), rank)])
 
 
-# Rows add: over the parameters of a module, over steps, and over the ranks of one training.
-
-
-Table = tuple[tuple[int, ...], tuple[str, ...], Raw]  # modules, dtypes, rows of a frame
-K = TypeVar("K", bound=Hashable)
+def summed(tables: Sequence[Table]) -> Table:
+    """Rows of the same module and dtype added up, over parameters, steps or ranks, in the order in
+    which they first appear."""
+    if len({(modules, dtypes) for modules, dtypes, _ in tables}) == 1:
+        modules, dtypes, _ = tables[0]
+        if len(set(zip(modules, dtypes, strict=True))) == len(modules):
+            return modules, dtypes, np.sum([rows for _, _, rows in tables], axis=0)
+    names = [key for modules, dtypes, _ in tables for key in zip(modules, dtypes, strict=True)]
+    keys, total = add_rows(names, np.concatenate([rows for _, _, rows in tables]))
+    return tuple(m for m, _ in keys), tuple(d for _, d in keys), total
 
 
 def add_rows(keys: Iterable[K], rows: Raw) -> tuple[tuple[K, ...], Raw]:
@@ -146,54 +188,3 @@ def add_rows(keys: Iterable[K], rows: Raw) -> tuple[tuple[K, ...], Raw]:
     total = np.zeros((len(places), RAW_LEN), np.int64)
     np.add.at(total, at, rows)
     return tuple(places), total
-
-
-def summed(tables: Sequence[Table]) -> Table:
-    """Rows of the same module and dtype added up, in the order in which they first appear."""
-    if len({(modules, dtypes) for modules, dtypes, _ in tables}) == 1:
-        modules, dtypes, _ = tables[0]
-        if len(set(zip(modules, dtypes, strict=True))) == len(modules):
-            return modules, dtypes, np.sum([rows for _, _, rows in tables], axis=0)
-    names = [key for modules, dtypes, _ in tables for key in zip(modules, dtypes, strict=True)]
-    keys, total = add_rows(names, np.concatenate([rows for _, _, rows in tables]))
-    return tuple(m for m, _ in keys), tuple(d for _, d in keys), total
-
-
-# Which exponents a chart shows, and where the four zones of a format lie among them.
-
-
-NAMES = ("lost", "subnormal", "normal", "overflow")  # of the zones, from left to right
-MARGIN_BINS = 5  # room beside the outermost limit: the words "lost" and "overflow" fit in it
-
-
-@dataclass(frozen=True, slots=True)
-class ExponentRange:
-    """Exponents shown, both ends included."""
-
-    lowest: int
-    highest: int
-
-    @property
-    def width(self) -> int:
-        """Number of exponents."""
-        return self.highest - self.lowest + 1
-
-
-def exponent_range(occupied: tuple[int, int] | None, fmt: NumberFormat) -> ExponentRange:
-    """Wide enough for the data and for every limit of the format."""
-    low, high = fmt.zero_below_exponent - MARGIN_BINS, fmt.max_exponent + MARGIN_BINS
-    if occupied is not None:
-        low, high = min(low, occupied[0] - 1), max(high, occupied[1] + 1)
-    return ExponentRange(low, high)
-
-
-def zone_spans(fmt: NumberFormat, shown: ExponentRange) -> list[tuple[str, int, int]]:
-    """(zone, first exponent, exponent after the last) from left to right within ``shown``."""
-    edges = (
-        shown.lowest,
-        fmt.zero_below_exponent,
-        fmt.min_normal_exponent,
-        fmt.max_exponent + 1,
-        shown.highest + 1,
-    )
-    return list(zip(NAMES, edges[:-1], edges[1:], strict=True))

@@ -18,9 +18,9 @@ Remedy
 
 from __future__ import annotations
 
+from ampscope.analysis.call_windows import Window, windows
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.scaled_gradients import Window, windows
 from ampscope.observations import Call, OptimizerStep
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampscope.analysis.evidence import Evidence, is_impossible_alignment, shared_singularity
+from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class
 from ampscope.analysis.run_view import ForeignValue, RunView, foreign_values
+from ampscope.analysis.singular import is_impossible_alignment, shared_singularity
 from ampscope.analysis.symptoms import Symptom
 from ampscope.number_words import plural
 from ampscope.observations import BadOp

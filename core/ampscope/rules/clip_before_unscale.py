@@ -22,13 +22,9 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.hand_clips import cut_unlike_fp32, follows_scale, hand_clips
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.scaled_gradients import (
-    clips_scaled,
-    cut_unlike_fp32,
-    follows_scale,
-    hand_clips,
-)
+from ampscope.analysis.scaled_gradients import clips_scaled
 from ampscope.observations import Call, GradientChange
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 

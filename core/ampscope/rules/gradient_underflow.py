@@ -20,10 +20,11 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.gradient_loss import dead_parameters, late_zero_share
 from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.skips import scaler_made_at, static_scale
-from ampscope.analysis.symptoms import Symptom, dead_parameters, late_zero_share, learns_slower
+from ampscope.analysis.scale_facts import scaler_made_at, static_scale
+from ampscope.analysis.symptoms import Symptom, learns_slower
 from ampscope.observations import OptimizerStep
 from ampscope.rules.verdict import (
     Fix,

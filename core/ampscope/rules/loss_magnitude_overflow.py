@@ -19,7 +19,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.hand_casts import hand_casts
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.skips import (
+from ampscope.analysis.scale_facts import (
     ScaleFacts,
     fails_forward,
     part_of_the_loss,

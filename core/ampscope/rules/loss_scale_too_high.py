@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.skips import (
+from ampscope.analysis.scale_facts import (
     MANY_SKIPS,
     ScaleFacts,
     fails_forward,

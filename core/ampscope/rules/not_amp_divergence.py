@@ -27,15 +27,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth, lower_rates
-from ampscope.analysis.evidence import (
-    VARIANCES,
-    Evidence,
-    is_singular,
-    shared_singularity,
-)
+from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp, root_op
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.skips import undivided_by_hand
+from ampscope.analysis.scale_facts import undivided_by_hand
+from ampscope.analysis.singular import VARIANCES, is_singular, shared_singularity
 from ampscope.analysis.symptoms import Symptom, goes_on, symptoms
 from ampscope.control import Control
 from ampscope.observations import BadOp

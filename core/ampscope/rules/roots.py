@@ -11,7 +11,7 @@ from ampscope.analysis.root_op import (
     silent_suspects,
     swallowed,
 )
-from ampscope.analysis.skips import scaled_by_hand
+from ampscope.analysis.scale_facts import scaled_by_hand
 from ampscope.analysis.symptoms import LAGS, Symptom, lags, learns_slower
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed

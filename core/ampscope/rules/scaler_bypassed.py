@@ -18,11 +18,10 @@ Remedy
 
 from __future__ import annotations
 
+from ampscope.analysis.call_windows import Bypasses, bypasses
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scaled_gradients import (
-    Bypasses,
-    bypasses,
     scaler_steps_on_scaled,
     scales_by_hand,
     steps_on_scaled,

@@ -19,7 +19,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.skips import static_scale
+from ampscope.analysis.scale_facts import static_scale
 from ampscope.control import SCALE_1, Control
 from ampscope.observations import BadOp
 from ampscope.rules.backward_roots import SINGULAR, backward_root, is_discarded_branch, is_overflow

@@ -24,8 +24,8 @@ from typing import Final
 
 import numpy as np
 
+from ampscope.analysis.scale_window import ScaleWindow
 from ampscope.analysis.skips import UNSCALED
-from ampscope.analysis.underflow import ScaleWindow
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import ABOVE, EXPONENTS, Raw
 from ampscope.observations import Call

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ampscope.analysis.precision_use import recorded_dtypes
-from ampscope.analysis.training import Training, finite_parts, summarize, training_of
+from ampscope.analysis.op_precision import recorded_dtypes
+from ampscope.analysis.scale_summary import summarize
+from ampscope.analysis.training import Training, finite_parts, training_of
 from ampscope.number_words import plural, share
 from ampscope.records import (
     Event,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ampscope.analysis.training import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary, Training
+from ampscope.analysis.scale_summary import SETTLED_STEPS, Pattern, ScaleSummary
+from ampscope.analysis.training import FiniteParts, Training
 from ampscope.number_words import duration, number, percent, plural, power_of_two, share
 from ampscope.records import State, StepRecord, StepTotals
 from ampscope.story.document import Figure

@@ -26,6 +26,9 @@ from ampscope.telemetry.values import DeviceLost, DeviceReader
 
 EVERY_S = 0.1
 CHECK_EVERY_S = 1.0  # whether the run's process is still there
+# After so many seconds of a run: seconds of a window, and readings kept of it besides extremes.
+STAGES = ((1800.0, 60.0, 6), (86400.0, 600.0, 10))
+EARLY = (1.0, 0)  # before that, a window is what one transaction holds, and all of it is kept
 
 
 class Sampler:
@@ -105,30 +108,23 @@ class Sampler:
         return self._store.write(kept)
 
 
+def stage(age_s: float) -> tuple[float, int]:
+    """(seconds of readings that are written together, how many of them are kept whatever they say,
+    where 0 is all of them) at this age of a run.
+
+    Ten readings per second are 5 MB an hour. A run's first half hour is kept as it was read; after
+    that a minute keeps a reading every 10 s, a day later ten minutes keep one every minute, and of
+    every such window the extremes of each quantity and whatever held the clocks down. A week is
+    then about 60,000 rows. Wherever readings are left out, shares of time are estimates.
+    """
+    stages = ((window_s, kept) for since, window_s, kept in reversed(STAGES) if age_s >= since)
+    return next(stages, EARLY)
+
+
 def say(notes: Sequence[str], report: int) -> None:
     """To the process that started this one, which may be gone."""
     with contextlib.suppress(OSError):
         os.write(report, " ".join(notes).encode())
-
-
-# What is kept of the readings of a run that lasts.
-#
-# Ten readings per second are 5 MB an hour. A run's first half hour is kept as it was read; after
-# that a minute keeps a reading every 10 s, a day later ten minutes keep one every minute, and of
-# every such window the extremes of each quantity and whatever held the clocks down. A week is then
-# about 60,000 rows. Wherever readings are left out, shares of time are estimates.
-
-
-# After so many seconds of a run: seconds of a window, and readings kept of it besides extremes.
-STAGES = ((1800.0, 60.0, 6), (86400.0, 600.0, 10))
-EARLY = (1.0, 0)  # before that, a window is what one transaction holds, and all of it is kept
-
-
-def stage(age_s: float) -> tuple[float, int]:
-    """(seconds of readings that are written together, how many of them are kept whatever they say,
-    where 0 is all of them) at this age of a run."""
-    stages = ((window_s, kept) for since, window_s, kept in reversed(STAGES) if age_s >= since)
-    return next(stages, EARLY)
 
 
 def main() -> None:

@@ -1,12 +1,11 @@
-"""The built-in workloads as data: what the command line and the dashboard offer. Imports no torch.
+"""The workloads that can be named: the built-in ones as data, which the command line and the
+dashboard offer, and whether a path names a script or a workload's file. Imports no torch.
 
     >>> BUILTIN["lenet"].parameters["small"]
     431080
 
 The parameter counts are shown to a person before a probe is started; a test compares each with
 the model that is really built.
-
-Whether a path names a script or a workload's file is told here too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 SIZES = ("tiny", "small", "medium")
+BUILDER = "build"  # the function that a workload's file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,6 @@ def unknown_workload(name: str) -> str:
         f"There is no workload {name!r}.{guess} Built in are {', '.join(sorted(BUILTIN))}; a file "
         "of your own is named as path/to/file.py:build or package.module:build."
     )
-
-
-# Whether a path names a training script or a file that builds a workload. Imports no torch.
-
-
-BUILDER = "build"  # the function that a workload's file has
 
 
 def is_script(workload: str) -> bool:

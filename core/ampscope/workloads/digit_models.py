@@ -1,10 +1,4 @@
-"""LeNet on handwritten digits: Conv 1-20-5, pool, Conv 20-50-5, pool, FC 500, FC 10.
-
-Size small is the classic network with its 431,080 parameters (LeCun et al., 1998, in the form of
-Caffe's MNIST example). The 8x8 digits are enlarged to the 28x28 it was made for
-(`training_data.enlarge`). Plain SGD with momentum, no normalisation: what half precision does to it
-is easy to read. An MLP and a small ResNet on the same digits follow below.
-"""
+"""Three models that read handwritten digits: LeNet, an MLP and a small ResNet, with their sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +31,14 @@ _HEAD_STD = 0.02  # the first loss is that of a guess, ln(10)
 
 
 class LeNet(nn.Module):
-    """(batch, 1, 28, 28) -> (batch, 10) logits. Every step is a module, so hooks see its output."""
+    """(batch, 1, 28, 28) -> (batch, 10) logits.
+
+    Size small is the classic network with its 431,080 parameters: Conv 1-20-5, pool, Conv 20-50-5,
+    pool, FC 500, FC 10 (LeCun et al., 1998, in the form of Caffe's MNIST example). The 8x8
+    digits are enlarged to the 28x28 it was made for (`training_data.enlarge`). Plain SGD with
+    momentum, no normalisation: what half precision does to it is easy to read. Every step is a
+    module, so hooks see its output.
+    """
 
     def __init__(self, size: LeNetSize) -> None:
         super().__init__()
@@ -65,12 +66,6 @@ class LeNet(nn.Module):
                 nn.init.zeros_(layer.bias)
         nn.init.normal_(self.fc2.weight, std=_HEAD_STD)
         nn.init.zeros_(self.fc2.bias)
-
-
-# An MLP on handwritten digits: 64 pixels, hidden linear layers with ReLU, 10 logits.
-#
-# The smallest thing that learns: a step takes a millisecond, so it serves lessons and tests where
-# the question is about precision and not about the model.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,11 @@ class HiddenLayer(nn.Module):
 
 
 class MLP(nn.Module):
-    """(batch, 1, 8, 8) -> (batch, 10) logits."""
+    """(batch, 1, 8, 8) -> (batch, 10) logits: 64 pixels, hidden linear layers with ReLU.
+
+    The smallest thing that learns: a step takes a millisecond, so it serves lessons and tests where
+    the question is about precision and not about the model.
+    """
 
     def __init__(self, size: MLPSize) -> None:
         super().__init__()
@@ -121,14 +120,6 @@ class MLP(nn.Module):
             x = layer(x)
         logits: Tensor = self.head(x)
         return logits
-
-
-# A small ResNet with batch normalisation: the plan of the CIFAR ResNet-20.
-#
-# A 3x3 stem, three stages of three basic blocks with 16, 32 and 64 channels, global average pooling
-# (He et al., 2015, section 4.2), on the digits' own 8x8 pixels. Batch normalisation is the reason
-# to have it here: it stays fp32 in its statistics while its input and output are half, and one
-# overflow can poison its running averages.
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +162,13 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """(batch, 1, 8, 8) -> (batch, 10) logits."""
+    """(batch, 1, 8, 8) -> (batch, 10) logits: the plan of the CIFAR ResNet-20.
+
+    A 3x3 stem, three stages of three basic blocks with 16, 32 and 64 channels, global average
+    pooling (He et al., 2015, section 4.2), on the digits' own 8x8 pixels. Batch normalisation is
+    the reason to have it here: it stays fp32 in its statistics while its input and output are half,
+    and one overflow can poison its running averages.
+    """
 
     def __init__(self, size: ResNetSize) -> None:
         super().__init__()

@@ -4,10 +4,9 @@
     load("mine/vit.py")             # its function `build`
     load("lab.models:build_vit")
 
-The part after the colon is the name of the factory and may be left out when it is `build`.
-
-Also here: running a user's factory, and the built-in workloads, also with their loss made smaller
-or larger.
+The part after the colon is the name of the factory and may be left out when it is `build`. Whatever
+a user's code raises becomes a BadInput of one sentence, which names the exception and the line; the
+exception itself is its `__cause__`, with the whole traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +47,18 @@ from ampscope.workloads.training_data import (
 
 _FILE_SPEC = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:]*))?")
 _DEFAULT_FUNCTION = "build"
+_NUMPY_SEEDS = 2**32  # np.random.seed takes 0 to 2^32 - 1
+_TEXT_LENGTH = 300  # characters of an exception's own text; the whole is in __cause__
+# The model of a size, the sizes, and what is done to the images or which optimizer trains.
+_DIGITS: Mapping[str, tuple[Callable[[Any], nn.Module], Mapping[str, Any], Any]] = {
+    "lenet": (digit_models.LeNet, digit_models.LENET_SIZES, enlarge),
+    "resnet": (digit_models.ResNet, digit_models.RESNET_SIZES, None),
+    "mlp": (digit_models.MLP, digit_models.MLP_SIZES, None),
+}
+_TEXT: Mapping[str, tuple[Callable[[Any], nn.Module], Mapping[str, Any], Any]] = {
+    "gpt": (text_models.GPT, text_models.GPT_SIZES, AdamW),
+    "rnn": (text_models.RNN, text_models.RNN_SIZES, SGD),
+}
 
 
 def load(spec: str, size: str = "tiny", seed: int = 0, loss_factor: float = 1.0) -> Workload:
@@ -60,9 +71,10 @@ def load(spec: str, size: str = "tiny", seed: int = 0, loss_factor: float = 1.0)
     if build := extensions.workloads().get(spec):
         return with_loss_factor(extensions.load(build)(spec, seed), loss_factor)
     source, function = _split(spec)
-    with _importable(source):
-        module = import_source(source, seed)
-        workload = call_factory(module, function, size, seed)
+    workload, where = _built(source, function, size, seed)
+    if not isinstance(workload, Workload):
+        got = "None" if workload is None else f"an object of type {type(workload).__name__}"
+        raise BadInput(f"{where} must return an ampscope.Workload, but it returned {got}.")
     if not workload.name:
         workload = replace(workload, name=source.stem if isinstance(source, Path) else source)
     return with_loss_factor(workload, loss_factor)
@@ -74,8 +86,7 @@ def load_models(spec: str) -> dict[str, nn.Module]:
     Raises BadInput with the reason when it makes none.
     """
     source, function = _split(spec)
-    with _importable(source):
-        made = built(import_source(source, 0), function, "tiny", 0)
+    made, _ = _built(source, function, "tiny", 0)
     if isinstance(made, Workload):
         made = made.model
     parts = made if isinstance(made, dict) else {"model": made}
@@ -86,10 +97,6 @@ def load_models(spec: str) -> dict[str, nn.Module]:
             f"{function!r} in {source} must return a torch.nn.Module, or a dict of them, not {got}."
         )
     return models
-
-
-def _importable(source: Path | str) -> AbstractContextManager[None]:
-    return on_path(source.parent.resolve() if isinstance(source, Path) else Path.cwd())
 
 
 def _split(spec: str) -> tuple[Path | str, str]:
@@ -108,24 +115,28 @@ def _split(spec: str) -> tuple[Path | str, str]:
     raise BadInput(unknown_workload(spec))
 
 
-# Run a user's workload factory, and say in one sentence what went wrong with it.
-#
-# A file is imported from where it lies, with its folder on `sys.path` until the workload is built,
-# so it can import its neighbours; it is registered under a name of its own, so that a file called
-# gpt.py or random.py shadows nothing. For a module the current folder serves as that folder.
-# torch, NumPy and `random` are seeded before the import and again before the call.
-#
-# Whatever the user's code raises becomes a BadInput that names the exception and the line; the
-# exception itself is its `__cause__`, with the whole traceback.
+def _built(source: Path | str, function: str, size: str, seed: int) -> tuple[object, str]:
+    """What a user's factory builds, and the words that name the factory in a message.
 
-
-_NUMPY_SEEDS = 2**32  # np.random.seed takes 0 to 2^32 - 1
-_TEXT_LENGTH = 300  # characters of an exception's own text; the whole is in __cause__
+    A file is imported from where it lies, with its folder on `sys.path` until the workload is
+    built, so it can import its neighbours; for a module the current folder serves as that folder.
+    """
+    with _first_on_path(source.parent.resolve() if isinstance(source, Path) else Path.cwd()):
+        _seed_all(seed)  # a module may draw its data while it is imported
+        module = _import_file(source) if isinstance(source, Path) else _import_module(source)
+        file = module.__file__ or module.__name__
+        where = f"{function!r} in {file}"
+        factory = _find(module, function, file)
+        arguments = _arguments(factory, {"seed": seed, "size": size}, where)
+        _seed_all(seed)
+        try:
+            return factory(**arguments), where
+        except (Exception, SystemExit) as error:
+            raise _failed(where, error, file) from error
 
 
 @contextmanager
-def on_path(folder: Path) -> Iterator[None]:
-    """Put `folder` first on `sys.path` for the time of the block."""
+def _first_on_path(folder: Path) -> Iterator[None]:
     entry = str(folder)
     sys.path.insert(0, entry)
     try:
@@ -135,46 +146,9 @@ def on_path(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-def import_source(source: Path | str, seed: int) -> ModuleType:
-    """Import a file (always afresh) or a module by its name."""
-    _seed_all(seed)  # a module may draw its data while it is imported
-    if isinstance(source, Path):
-        return _import_file(source)
-    try:
-        return importlib.import_module(source)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}."):
-            raise BadInput(
-                f"There is no module {error.name!r} to take the workload {source!r} from. It was "
-                f"looked for in {Path.cwd()} and among the installed packages."
-            ) from error
-        raise _failed(f"Importing {source}", error, None) from error
-
-
-def call_factory(module: ModuleType, function: str, size: str, seed: int) -> Workload:
-    """The workload that the factory builds. Raises BadInput when it builds something else."""
-    workload = built(module, function, size, seed)
-    if not isinstance(workload, Workload):
-        where = f"{function!r} in {module.__file__ or module.__name__}"
-        got = "None" if workload is None else f"an object of type {type(workload).__name__}"
-        raise BadInput(f"{where} must return an ampscope.Workload, but it returned {got}.")
-    return workload
-
-
-def built(module: ModuleType, function: str, size: str, seed: int) -> object:
-    """Call the factory with those of `seed` and `size` that it takes; return what it built."""
-    file = module.__file__ or module.__name__
-    where = f"{function!r} in {file}"
-    factory = _find(module, function, file)
-    arguments = _arguments(factory, {"seed": seed, "size": size}, where)
-    _seed_all(seed)
-    try:
-        return factory(**arguments)
-    except (Exception, SystemExit) as error:
-        raise _failed(where, error, file) from error
-
-
 def _import_file(path: Path) -> ModuleType:
+    """Always afresh, and under a name of its own: a file called gpt.py or random.py shadows
+    nothing."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise BadInput(f"The workload file {path} {what} (current folder: {Path.cwd()}).")
@@ -191,6 +165,18 @@ def _import_file(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise _failed(f"Importing {path}", error, str(path)) from error
     return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(
+                f"There is no module {error.name!r} to take the workload {name!r} from. It was "
+                f"looked for in {Path.cwd()} and among the installed packages."
+            ) from error
+        raise _failed(f"Importing {name}", error, None) from error
 
 
 def _find(module: ModuleType, function: str, file: str) -> Callable[..., object]:
@@ -250,25 +236,11 @@ def _line(error: BaseException, file: str | None) -> str:
     return f" at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
 
 
-# The built-in workloads by name, size and seed; bit for bit the same ones each time.
-
-
-# The model of a size, the sizes, and what is done to the images or which optimizer trains.
-_DIGITS: Mapping[str, tuple[Callable[[Any], nn.Module], Mapping[str, Any], Any]] = {
-    "lenet": (digit_models.LeNet, digit_models.LENET_SIZES, enlarge),
-    "resnet": (digit_models.ResNet, digit_models.RESNET_SIZES, None),
-    "mlp": (digit_models.MLP, digit_models.MLP_SIZES, None),
-}
-_TEXT: Mapping[str, tuple[Callable[[Any], nn.Module], Mapping[str, Any], Any]] = {
-    "gpt": (text_models.GPT, text_models.GPT_SIZES, AdamW),
-    "rnn": (text_models.RNN, text_models.RNN_SIZES, SGD),
-}
-
-
 def build_builtin(
     name: str, size: str = "tiny", seed: int = 0, loss_factor: float = 1.0
 ) -> Workload:
-    """The workload, on the CPU and in fp32. Seeds torch's global generator with `seed`.
+    """The workload, on the CPU and in fp32, bit for bit the same one each time. Seeds torch's
+    global generator with `seed`; the weights come from it.
 
     With `loss_factor` the loss is multiplied and the optimizer makes up for it
     (`with_loss_factor`). Raises BadInput for a name, size or factor that there is not.
@@ -276,50 +248,38 @@ def build_builtin(
     if name not in BUILTIN:
         raise BadInput(unknown_workload(name))
     if size not in SIZES:
-        sizes = ", ".join(SIZES)
-        raise BadInput(f"Workload {name!r} has no size {size!r}. Choose one of: {sizes}.")
+        known = ", ".join(SIZES)
+        raise BadInput(f"Workload {name!r} has no size {size!r}. Choose one of: {known}.")
     torch.manual_seed(seed)
-    workload = _digits(name, size, seed) if name in _DIGITS else _text(name, size, seed)
+    if name in _DIGITS:
+        build, sizes, prepare = _DIGITS[name]
+        chosen = sizes[size]
+        workload = Workload(
+            model=build(chosen),
+            batches=digit_batches(seed, chosen.batch_size, prepare),
+            loss=classification_loss,
+            optimizer=lambda params: SGD(params, lr=chosen.lr, momentum=0.9),
+        )
+    else:
+        build, sizes, optimizer = _TEXT[name]
+        chosen = sizes[size]
+        workload = Workload(
+            model=build(chosen),
+            batches=text_batches(seed, chosen.batch_size, chosen.context),
+            loss=next_character_loss,
+            optimizer=lambda params: optimizer(params, lr=chosen.lr),
+        )
     return with_loss_factor(replace(workload, name=f"{name}-{size}"), loss_factor)
-
-
-def _digits(name: str, size: str, seed: int) -> Workload:
-    """Weights come from torch's global generator."""
-    build, sizes, prepare = _DIGITS[name]
-    chosen = sizes[size]
-    return Workload(
-        model=build(chosen),
-        batches=digit_batches(seed, chosen.batch_size, prepare),
-        loss=classification_loss,
-        optimizer=lambda params: SGD(params, lr=chosen.lr, momentum=0.9),
-    )
-
-
-def _text(name: str, size: str, seed: int) -> Workload:
-    """Weights come from torch's global generator."""
-    build, sizes, optimizer = _TEXT[name]
-    chosen = sizes[size]
-    return Workload(
-        model=build(chosen),
-        batches=text_batches(seed, chosen.batch_size, chosen.context),
-        loss=next_character_loss,
-        optimizer=lambda params: optimizer(params, lr=chosen.lr),
-    )
-
-
-# The same training with its loss multiplied by a factor: a lesson on gradient underflow.
-#
-# Half precision does not lose gradients because a model is deep or bad but because they are small,
-# and a loss that is a mean over much, or one weighted by 1e-6, makes them small.
-# `with_loss_factor` multiplies the loss and changes the optimizer so that in exact arithmetic
-# every step moves the weights as before; what then differs is precision alone. A power of two
-# changes no fp32 bit as long as nothing leaves fp32's own range.
 
 
 def with_loss_factor(workload: Workload, factor: float) -> Workload:
     """`workload` with loss * factor and an optimizer that makes up for it; BadInput if it cannot.
-
     Any optimizer is accepted, but only SGD and Adam/AdamW are corrected.
+
+    Half precision does not lose gradients because a model is deep or bad but because they are
+    small, and a loss that is a mean over much, or one weighted by 1e-6, makes them small. In exact
+    arithmetic every step moves the weights as before; what then differs is precision alone. A power
+    of two changes no fp32 bit as long as nothing leaves fp32's own range.
     """
     if not (math.isfinite(factor) and factor > 0):
         raise BadInput(f"The loss factor must be a positive number, but it is {factor}.")

@@ -1,11 +1,4 @@
-"""A GPT on character text, with attention written out: q, k, v, scores, softmax, mix, projection;
-below it a recurrent network.
-
-Pre-norm blocks of attention and a four times wider feed-forward part with GELU, learned positions,
-no dropout (Radford et al., 2019, without weight tying, so that each parameter has one place and one
-gradient). Attention is not fused: every matmul is the output of a module, so its magnitude can be
-seen, and q·k and softmax are where half precision bites.
-"""
+"""Two models that read character text: a GPT with attention written out and a recurrent network."""
 
 from __future__ import annotations
 
@@ -120,7 +113,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """(batch, context) characters -> (batch, context, 96) logits of the next character."""
+    """(batch, context) characters -> (batch, context, 96) logits of the next character.
+
+    Pre-norm blocks of attention and a four times wider feed-forward part with GELU, learned
+    positions, no dropout (Radford et al., 2019, without weight tying, so that each parameter has
+    one place and one gradient). Attention is not fused: every matmul is the output of a module, so
+    its magnitude can be seen, and q·k and softmax are where half precision bites.
+    """
 
     def __init__(self, size: GPTSize) -> None:
         super().__init__()
@@ -150,13 +149,6 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=_INIT_STD)
 
 
-# A gated recurrent network on character text, its cell built on nn.Linear.
-#
-# The cell is the GRU of Cho et al. (2014). It is written out because nn.GRU and nn.LSTM are one
-# fused op to a hook and follow other autocast rules on a CPU than on CUDA. Each linear layer is
-# called once per time step, so its histogram holds all time steps of an optimizer step.
-
-
 @dataclass(frozen=True, slots=True)
 class RNNSize:
     """Width of embedding and state; characters per window (= time steps), windows per step."""
@@ -176,7 +168,12 @@ RNN_SIZES: Mapping[str, RNNSize] = {
 
 
 class GatedCell(nn.Module):
-    """One time step: (batch, inputs), (batch, state) -> the new (batch, state)."""
+    """One time step: (batch, inputs), (batch, state) -> the new (batch, state).
+
+    The GRU of Cho et al. (2014), written out because nn.GRU and nn.LSTM are one fused op to a hook
+    and follow other autocast rules on a CPU than on CUDA. Each linear layer is called once per time
+    step, so its histogram holds all time steps of an optimizer step.
+    """
 
     def __init__(self, inputs: int, state: int) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampscope.analysis.precision_use import NO_ARITHMETIC, SCALER_PREFIX
+from ampscope.analysis.op_precision import NO_ARITHMETIC, SCALER_PREFIX
 from ampscope.capture.failures import Failures
 from ampscope.capture.op_trace import Flops
 from ampscope.numerics.formats import dtype_name

@@ -139,7 +139,7 @@ def as_fp32(bits: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def _decoded(dtype: str) -> NDArray[np.float32]:
-    from ampscope.numerics.formats import decode
+    from ampscope.numerics.rounding import decode
 
     return np.array([decode(code, FLOATS[dtype][0]) for code in range(256)], np.float32)
 

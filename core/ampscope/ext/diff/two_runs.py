@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampscope.analysis.precision_use import is_half, split
+from ampscope.analysis.op_precision import is_half, split
 from ampscope.number_words import percent, plural
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_ZERO
 from ampscope.records import Frame, ModuleRecord, ShadowRecord, StepRecord

@@ -24,8 +24,8 @@ import torch.utils._device
 from torch import Tensor
 
 from ampscope.ext.rehearsal.cuda_streams import (
-    ExternalStream,
     Event,
+    ExternalStream,
     Stream,
     StreamContext,
     current_stream,
