@@ -2,7 +2,7 @@
 
 A run records the arguments of its script, its paths, the machine's name and lines of its source
 (docs/privacy.md). Every text on its way into a store passes :func:`recorded_text`, or one of those
-beside it; which of it is a secret, :mod:`ampscope.masks` knows.
+beside it; :mod:`ampscope.masks` takes the secrets out.
 
 ``AMPSCOPE_LEAVE_OUT=arguments,host,paths,source`` (``--leave-out``) leaves more out. A child that
 needs what the store does not hold gets it through a file for its user alone (:func:`leave`).
@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from ampscope.errors import BadInput
 from ampscope.masks import (
-    MASK,
     hide_environment,
     hide_secrets_of,
     masked,
@@ -36,6 +35,7 @@ from ampscope.masks import (
     masked_text,
 )
 from ampscope.records import Machine, RunSpec
+from ampscope.secret_forms import MASK
 from ampscope.store.processes import process_start_time
 
 T = TypeVar("T")
