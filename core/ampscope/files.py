@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ampscope.store.processes import is_alive, process_start_time
@@ -108,7 +108,7 @@ def remove_leftovers_in(place: Path) -> None:
 
 def _holds_backups(folder: Path) -> bool:
     """Whether a run's files were compared and are not all put back (:mod:`ampscope.runner
-    .private_copy`): the process was killed meanwhile, or what was there before has no other
+    .put_back`): the process was killed meanwhile, or what was there before has no other
     place."""
     return any((found.parent / "kept").is_dir() for found in folder.glob("*.view/before.json"))
 
@@ -128,6 +128,11 @@ def make_deletable(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 if not os.path.islink(inner):
                     os.chmod(inner, 0o700)
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether it is one of the folders or in one."""
+    return any(path == f or path.startswith(f.rstrip("/") + "/") for f in folders)
 
 
 def _is_own(entry: os.DirEntry[str]) -> bool:
