@@ -1,4 +1,9 @@
-"""Files that appear whole or not at all, and temporary folders that leave nothing behind."""
+"""Files that appear whole or not at all, and temporary folders that leave nothing behind.
+
+A temporary folder's name holds the process that made it, and a file in it is locked for as long as
+that lives. What a killed process left behind (a script's output, views of its files, the page with
+a dashboard's token) is removed when a command next starts: :func:`remove_leftovers`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,6 @@ from pathlib import Path
 from ampscope.store.processes import is_alive, process_start_time
 
 LARGEST_SOURCE = 2**21  # bytes of a Python file; scripts that people write are far below it
-
-# A file that is written appears whole under its name, or what was there before stays.
 
 
 @contextlib.contextmanager
@@ -46,13 +49,6 @@ def write_whole(path: Path, text: str) -> None:
     """``text`` as the whole content of ``path``. Raises OSError."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
-
-
-# Temporary folders that do not outlive their process for long, however it ends.
-#
-# A folder's name holds the process that made it, and a file in it is locked for as long as that
-# lives. What a killed process left behind (a script's output, views of its files, the page with a
-# dashboard's token) is removed when a command next starts: :func:`remove_leftovers`.
 
 
 _LOCK = ".owner"

@@ -30,25 +30,85 @@ from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
-# One probe at a time per device: a lock file per device and the store's queue for the order.
-#
-# The lock is ``flock`` on a file in the temporary folder: the kernel releases it when the holder
-# dies, however it dies. Waiting runs take turns in the order of their creation.
+POLL_S = 0.1  # while another run has the device
+HARD_GRACE_S = 15.0  # after the time limit, until the process is ended whatever it does
+GRACE_S = 5.0  # how long a cancelled loop may take to reach the end of its step
+NOT_BEGUN = "Cancelled before its turn came."
+EXIT_FAILED, EXIT_TIME_LIMIT, EXIT_CANCELLED = 1, 3, 4
+
+Work = Callable[[RunWriter, RunSpec, Path, "Watchdog"], str]
+Sentence = Callable[[BaseException, RunSpec], str]
 
 
-POLL_S = 0.1
+def run_queued(store: Path, run_id: str, work: Work, sentence: Sentence) -> int:
+    """Adopt the run and do its ``work``, which answers with one sentence on what could not be
+    recorded; ``sentence`` says what an unexpected error means. Returns an exit status."""
+    signal.signal(signal.SIGINT, _raise_cancelled)
+    signal.signal(signal.SIGTERM, _raise_cancelled)
+    try:
+        with Reader(store) as reader:
+            spec = taken(run_id, reader.run(run_id).spec)
+        writer = RunWriter(store, run_id)
+        writer.adopt()
+    except (AmpscopeError, Cancelled) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    state, message, details = State.FINISHED, "", ""
+    try:
+        with Watchdog(writer, spec.time_limit_s) as watchdog:
+            message = work(writer, spec, store, watchdog)
+    except Cancelled as cancelled:
+        state, message = State.CANCELLED, str(cancelled)
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        state, message = State.FAILED, str(error)
+    except AmpscopeError as error:
+        state, message, details = State.FAILED, str(error), traceback.format_exc()
+    except BaseException as error:
+        state, message, details = State.FAILED, sentence(error, spec), traceback.format_exc()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not lose how it ended
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        writer.finish(state, message, details)
+    except StoreError as error:  # a full disk: the reader will show the run as lost
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return 0 if state is State.FINISHED else EXIT_FAILED
 
 
-def lock_path(device: str) -> Path:
-    """Lock file of a device, shared by all of this user's stores. A GPU is named by its UUID:
-    "cuda:0" is another one in every process that has CUDA_VISIBLE_DEVICES set."""
-    return private_folder() / f"{device.replace(':', '-')}.lock"
+def _raise_cancelled(number: int, frame: FrameType | None) -> None:
+    raise Cancelled("Cancelled by a signal.")
+
+
+@contextlib.contextmanager
+def turn(
+    writer: RunWriter, store: Path, machine: Machine, watchdog: Watchdog, uuid: str = ""
+) -> Iterator[None]:
+    """Hold the machine's device once the queue allows it; the run and its clock start then.
+
+    ``uuid``: of the device, if that is a GPU. Raises Cancelled when the run is cancelled before.
+    """
+    with Reader(store) as reader:
+
+        def is_next() -> bool:
+            if not reader.is_next(writer.run_id):
+                if watchdog.cancelled.is_set():
+                    raise Cancelled(NOT_BEGUN)
+                return False
+            if writer.beat():  # asked now: of runs that were cancelled together, none may start
+                raise Cancelled(NOT_BEGUN)
+            return True
+
+        with device_turn(uuid or machine.device, is_next):
+            writer.start(machine)
+            watchdog.start_clock()
+            yield
 
 
 @contextlib.contextmanager
 def device_turn(device: str, is_next: Callable[[], bool]) -> Iterator[None]:
     """Hold the device. Waits until ``is_next()`` is true and the lock is free; ``is_next`` may
-    raise to leave the queue."""
+    raise to leave the queue. The kernel releases the lock when its holder dies, however it dies."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     handle = os.open(lock_path(device), flags, 0o600)
     try:
@@ -67,23 +127,20 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-# Heartbeat, cancel and time limit of a child process, in one independent thread.
-#
-# A step that hangs cannot check anything, so the thread itself ends the process when the limit has
-# passed; everything flushed before stays in the store. It says where the training stood. Code that
-# hangs without letting go of Python's lock (in C) stops this thread too: then `faulthandler`,
-# which needs no lock, ends the process a little later, and the run shows as lost.
-
-
-HARD_GRACE_S = 15.0  # after the time limit, until the process is ended whatever it does
-GRACE_S = 5.0  # how long a cancelled loop may take to reach the end of its step
-NOT_BEGUN = "Cancelled before its turn came."
-EXIT_TIME_LIMIT = 3
-EXIT_CANCELLED = 4
+def lock_path(device: str) -> Path:
+    """Lock file of a device, shared by all of this user's stores. A GPU is named by its UUID:
+    "cuda:0" is another one in every process that has CUDA_VISIBLE_DEVICES set."""
+    return private_folder() / f"{device.replace(':', '-')}.lock"
 
 
 class Watchdog:
-    """Beats for the run; sets :attr:`cancelled` when a user asked it to stop."""
+    """Beats for the run, in a thread of its own; sets :attr:`cancelled` when a user asked it to
+    stop, and ends the process at its time limit.
+
+    A step that hangs cannot check anything, so the thread itself does that; everything flushed
+    before stays in the store, and it says where the training stood. Code that hangs without letting
+    go of Python's lock (in C) stops this thread too: then `faulthandler`, which needs no lock, ends
+    the process a little later, and the run shows as lost."""
 
     def __init__(self, writer: RunWriter, time_limit_s: float) -> None:
         self.cancelled = threading.Event()
@@ -150,88 +207,14 @@ def _where_it_stands() -> str:
     return f"The training stood here (most recent call last):\n{stack}"
 
 
-EXIT_FAILED = 1
-
-Work = Callable[[RunWriter, RunSpec, Path, Watchdog], str]
-Sentence = Callable[[BaseException, RunSpec], str]
-
-
-def run_queued(store: Path, run_id: str, work: Work, sentence: Sentence) -> int:
-    """Adopt the run and do its ``work``, which answers with one sentence on what could not be
-    recorded; ``sentence`` says what an unexpected error means. Returns an exit status."""
-    signal.signal(signal.SIGINT, _raise_cancelled)
-    signal.signal(signal.SIGTERM, _raise_cancelled)
-    try:
-        with Reader(store) as reader:
-            spec = taken(run_id, reader.run(run_id).spec)
-        writer = RunWriter(store, run_id)
-        writer.adopt()
-    except (AmpscopeError, Cancelled) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
-    state, message, details = State.FINISHED, "", ""
-    try:
-        with Watchdog(writer, spec.time_limit_s) as watchdog:
-            message = work(writer, spec, store, watchdog)
-    except Cancelled as cancelled:
-        state, message = State.CANCELLED, str(cancelled)
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        state, message = State.FAILED, str(error)
-    except AmpscopeError as error:
-        state, message, details = State.FAILED, str(error), traceback.format_exc()
-    except BaseException as error:
-        state, message, details = State.FAILED, sentence(error, spec), traceback.format_exc()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not lose how it ended
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        writer.finish(state, message, details)
-    except StoreError as error:  # a full disk: the reader will show the run as lost
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
-    return 0 if state is State.FINISHED else EXIT_FAILED
-
-
-@contextlib.contextmanager
-def turn(
-    writer: RunWriter, store: Path, machine: Machine, watchdog: Watchdog, uuid: str = ""
-) -> Iterator[None]:
-    """Hold the machine's device once the queue allows it; the run and its clock start then.
-
-    ``uuid``: of the device, if that is a GPU. Raises Cancelled when the run is cancelled before.
-    """
-    with Reader(store) as reader:
-
-        def is_next() -> bool:
-            if not reader.is_next(writer.run_id):
-                if watchdog.cancelled.is_set():
-                    raise Cancelled(NOT_BEGUN)
-                return False
-            if writer.beat():  # asked now: of runs that were cancelled together, none may start
-                raise Cancelled(NOT_BEGUN)
-            return True
-
-        with device_turn(uuid or machine.device, is_next):
-            writer.start(machine)
-            watchdog.start_clock()
-            yield
-
-
 def text_of(error: BaseException) -> str:
     """Its type and first line."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
 
 
-def _raise_cancelled(number: int, frame: FrameType | None) -> None:
-    raise Cancelled("Cancelled by a signal.")
-
-
-# The machine around a run, the same for every framework; needs nothing but Python.
-
-
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """As ``Machine`` records them."""
+    """The machine around a run, as ``Machine`` records it, the same for every framework."""
 
     cpu: str  # "Intel(R) Xeon(R) Processor, 2 cores": those that this process may use
     python: str
@@ -241,8 +224,11 @@ class HostFacts:
 
 def host_facts() -> HostFacts:
     """Of the machine and Python at hand."""
+    # Linux knows the cores that this process may use.
+    has_own = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_own else os.cpu_count() or 1
     return HostFacts(
-        cpu=f"{_processor()}, {_cores()} cores",
+        cpu=f"{_processor()}, {cores} cores",
         python=platform.python_version(),
         platform=platform.platform(),
         host=socket.gethostname(),
@@ -256,9 +242,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

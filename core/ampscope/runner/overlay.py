@@ -28,6 +28,7 @@ from ampscope.files import is_below
 # linux/sched.h, linux/mount.h
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _REC, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 1 << 19
+_RELATIME = 1 << 21
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
 KERNEL = ("/dev", "/proc", "/sys")
@@ -321,9 +322,6 @@ def _make_read_only(place: str) -> None:
     _mount("none", place, "", _REMOUNT | _BIND | _READ_ONLY | kept)
 
 
-_RELATIME = 1 << 21
-
-
 def _own_namespace() -> bool:
     """A mount namespace for this process alone; whether it took a user namespace to have it."""
     uid, gid = os.geteuid(), os.getegid()
@@ -356,14 +354,8 @@ def _enter_user_namespace(libc: ctypes.CDLL, uid: int, gid: int) -> None:
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.mount(
-        os.fsencode(source),
-        os.fsencode(target),
-        kind.encode() or None,
-        ctypes.c_ulong(flags),
-        os.fsencode(options) or None,
-    )
-    if done:
+    what, where, given = os.fsencode(source), os.fsencode(target), os.fsencode(options) or None
+    if libc.mount(what, where, kind.encode() or None, ctypes.c_ulong(flags), given):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
 

@@ -185,10 +185,9 @@ def _changed_installations(told: Any) -> list[str]:
         if (a := before.get(path)) != (b := now.get(path))
         and not (a and b and stat.S_ISDIR(a.mode) and a.mode == b.mode)
     ]
-    many = len(found) > MOST_NAMED
-    return (
-        [one for one in told["apart"] if any(is_below(f, (one,)) for f in found)] if many else found
-    )
+    if len(found) <= MOST_NAMED:
+        return found
+    return [one for one in told["apart"] if any(is_below(path, (one,)) for path in found)]
 
 
 def _put_back(found: list[_Difference], kept: str, done: PutBack) -> None:
@@ -383,23 +382,13 @@ def _allis_below(
 def _facts(path: str) -> _Facts:
     found = os.lstat(path)
     text = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
-    return _Facts(
-        found.st_mode,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ino,
-        text,
-        f"{found.st_uid}:{found.st_gid}",
-        json.dumps(_attributes(path)),
-    )
-
-
-def _attributes(path: str) -> dict[str, str]:
+    owner, attributes = f"{found.st_uid}:{found.st_gid}", {}
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             names = sorted(os.listxattr(path, follow_symlinks=False))
-            return {n: os.getxattr(path, n, follow_symlinks=False).hex() for n in names}
-    return {}
+            attributes = {n: os.getxattr(path, n, follow_symlinks=False).hex() for n in names}
+    plain = found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino
+    return _Facts(*plain, text, owner, json.dumps(attributes))
 
 
 def store_names(store: str) -> frozenset[str]:
