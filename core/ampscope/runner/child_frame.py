@@ -180,8 +180,7 @@ class Watchdog:
                 cancelled_at = now
                 self.cancelled.set()
             if cancelled_at is not None and now - cancelled_at > GRACE_S:
-                begun = self._started is not None
-                message = "Cancelled in the middle of a step." if begun else NOT_BEGUN
+                message = "Cancelled in the middle of a step." if self._started else NOT_BEGUN
                 self._end(EXIT_CANCELLED, State.CANCELLED, message)
             if self._started is not None and now - self._started > self._limit_s:
                 message = (

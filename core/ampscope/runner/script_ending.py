@@ -187,9 +187,8 @@ def exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def _without_own(found: TracebackType | None, lines: SourceLines) -> TracebackType | None:
+def _without_own(link: TracebackType | None, lines: SourceLines) -> TracebackType | None:
     kept: list[TracebackType] = []
-    link = found
     while link is not None:
         if not _is_own(link, lines) and link.tb_frame.f_code.co_filename != _RUNPY:
             kept.append(link)
