@@ -1,4 +1,9 @@
-"""Files that appear whole or not at all, and temporary folders that leave nothing behind."""
+"""Files that appear whole or not at all, and temporary folders that leave nothing behind.
+
+A temporary folder's name holds the process that made it, and a file in it is locked for as long as
+that lives. What a killed process left behind (a script's output, views of its files, the page with
+a dashboard's token) is removed when a command next starts: :func:`remove_leftovers`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,12 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ampscope.store.processes import is_alive, process_start_time
 
 LARGEST_SOURCE = 2**21  # bytes of a Python file; scripts that people write are far below it
-
-# A file that is written appears whole under its name, or what was there before stays.
 
 
 @contextlib.contextmanager
@@ -46,13 +49,6 @@ def write_whole(path: Path, text: str) -> None:
     """``text`` as the whole content of ``path``. Raises OSError."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
-
-
-# Temporary folders that do not outlive their process for long, however it ends.
-#
-# A folder's name holds the process that made it, and a file in it is locked for as long as that
-# lives. What a killed process left behind (a script's output, views of its files, the page with a
-# dashboard's token) is removed when a command next starts: :func:`remove_leftovers`.
 
 
 _LOCK = ".owner"
@@ -108,7 +104,7 @@ def remove_leftovers_in(place: Path) -> None:
 
 def _holds_backups(folder: Path) -> bool:
     """Whether a run's files were compared and are not all put back (:mod:`ampscope.runner
-    .private_copy`): the process was killed meanwhile, or what was there before has no other
+    .put_back`): the process was killed meanwhile, or what was there before has no other
     place."""
     return any((found.parent / "kept").is_dir() for found in folder.glob("*.view/before.json"))
 
@@ -128,6 +124,11 @@ def make_deletable(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 if not os.path.islink(inner):
                     os.chmod(inner, 0o700)
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether it is one of the folders or in one."""
+    return any(path == f or path.startswith(f.rstrip("/") + "/") for f in folders)
 
 
 def _is_own(entry: os.DirEntry[str]) -> bool:

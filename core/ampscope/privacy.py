@@ -2,7 +2,7 @@
 
 A run records the arguments of its script, its paths, the machine's name and lines of its source
 (docs/privacy.md). Every text on its way into a store passes :func:`recorded_text`, or one of those
-beside it; which of it is a secret, :mod:`ampscope.masks` knows.
+beside it; :mod:`ampscope.masks` takes the secrets out.
 
 ``AMPSCOPE_LEAVE_OUT=arguments,host,paths,source`` (``--leave-out``) leaves more out. A child that
 needs what the store does not hold gets it through a file for its user alone (:func:`leave`).
@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from ampscope.errors import BadInput
 from ampscope.masks import (
-    MASK,
     hide_environment,
     hide_secrets_of,
     masked,
@@ -36,6 +35,7 @@ from ampscope.masks import (
     masked_text,
 )
 from ampscope.records import Machine, RunSpec
+from ampscope.secret_forms import MASK
 from ampscope.store.processes import process_start_time
 
 T = TypeVar("T")
@@ -51,9 +51,6 @@ _SOURCE_LINE = re.compile(r"(?m)^( *)File (\".*\", line \d+.*)\n(?:\1  .*\n?)+")
 def is_masked(args: Sequence[str]) -> bool:
     """Whether stored arguments lack something, so that the script cannot be run with them."""
     return any(MASK in arg for arg in args) or tuple(args) == (ARGUMENTS_LEFT_OUT,)
-
-
-# --- what a user leaves out
 
 
 def leaves_out(part: str) -> bool:
@@ -86,21 +83,18 @@ def recorded_machine(machine: Machine) -> Machine:
 
 def recorded_text(text: str) -> str:
     """A text for a person on its way into a store."""
-    text = masked_text(text)
-    return without_folders(text) if "/" in text and leaves_out("paths") else text
+    return _as_left_out(masked_text(text))
 
 
 def recorded_place(text: str) -> str:
     """The path of a file or the name of a line on its way into a store: it still names it."""
-    text = masked_place(text)
-    return without_folders(text) if "/" in text and leaves_out("paths") else text
+    return _as_left_out(masked_place(text))
 
 
 def recorded_source(text: str, *, parsed: bool = True) -> str:
     """Lines of a program on their way into a store, as many as they were; by patterns alone where
     they are not ``parsed``."""
-    text = masked_source(text) if parsed else masked_by_pattern(text)
-    return without_folders(text) if "/" in text and leaves_out("paths") else text
+    return _as_left_out(masked_source(text) if parsed else masked_by_pattern(text))
 
 
 def recorded_traceback(text: str, *, parsed: bool = True) -> str:
@@ -117,12 +111,13 @@ def recorded_traceback(text: str, *, parsed: bool = True) -> str:
     return "".join([*parts, recorded_text(text[at:])])
 
 
+def _as_left_out(text: str) -> str:
+    return without_folders(text) if "/" in text and leaves_out("paths") else text
+
+
 def without_folders(text: str) -> str:
     """Every absolute path in ``text`` as the name at its end."""
     return _FOLDERS.sub("", text)
-
-
-# --- what others may read
 
 
 def for_others(value: T, *, hosts: Iterable[str] = (), folders: bool = True) -> T:
@@ -158,46 +153,19 @@ def _each_text(value: Any, change: Any) -> Any:
     return value
 
 
-# --- a folder of this user's alone
-
-
-def private_folder() -> Path:
-    """``ampscope-UID`` in the temporary folder; the number, because a container's user may have no
-    name. Raises BadInput where it is another user's: they could read what is put there, or hold the
-    locks in it."""
-    folder = Path(tempfile.gettempdir()) / f"ampscope-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()  # no link is followed
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise BadInput(
-            f"{folder} is not a folder of yours, so it is not used. Have it removed, or set TMPDIR "
-            "to a folder of your own."
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        folder.chmod(0o700)
-    return folder
-
-
 def leave(run_id: str, spec: RunSpec) -> None:
     """For the child that runs ``run_id``: what the store does not hold of ``spec``, if anything."""
     stored = recorded(spec)
-    is_plain = all(text.isprintable() for text in (spec.workload, *spec.args))
-    longest = max(map(len, (spec.workload, *spec.args)), default=0)
-    if (
-        (stored.args, stored.workload) == (spec.args, spec.workload)
-        and is_plain
-        and longest < 5_000
-    ):
+    is_whole = (stored.args, stored.workload) == (spec.args, spec.workload)
+    texts = (spec.workload, *spec.args)
+    if is_whole and all(text.isprintable() and len(text) < 5_000 for text in texts):
         return
-    given = {"workload": spec.workload, "args": spec.args}
     pid = os.getpid()  # ampscope.files removes what is left when this process is gone
     name = f"given-{run_id}-{pid}-{int(process_start_time(pid) or 0)}.json"
-    file = os.open(
-        private_folder() / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    file = os.open(private_folder() / name, flags, 0o600)
     with open(file, "w", encoding="utf-8") as opened:
-        json.dump(given, opened)
+        json.dump({"workload": spec.workload, "args": spec.args}, opened)
 
 
 def taken(run_id: str, spec: RunSpec) -> RunSpec:
@@ -220,3 +188,21 @@ def forget(run_id: str) -> None:
 
 def _given(run_id: str) -> list[Path]:
     return list(private_folder().glob(f"given-{run_id}-*.json"))
+
+
+def private_folder() -> Path:
+    """``ampscope-UID`` in the temporary folder; the number, because a container's user may have no
+    name. Raises BadInput where it is another user's: they could read what is put there, or hold the
+    locks in it."""
+    folder = Path(tempfile.gettempdir()) / f"ampscope-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()  # no link is followed
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise BadInput(
+            f"{folder} is not a folder of yours, so it is not used. Have it removed, or set TMPDIR "
+            "to a folder of your own."
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder

@@ -1,12 +1,10 @@
-"""Which Python has a framework: the one that an environment variable names, the environment that
-`ampscope frameworks install` made, or the one that runs ampscope.
+"""Which framework a script trains with, and which Python has it: the one that an environment
+variable names, the environment that `ampscope frameworks install` made, or the one that runs
+ampscope; for PyTorch also one that the operator of a dashboard names.
 
 A child started with it finds the package `ampscope` through PYTHONPATH, so the framework's
 environment needs NumPy and nothing of torch's. The folder named there holds a link to the package
 and nothing else: an installed package lies in site-packages, where its own NumPy would come first.
-
-Also here: which framework a script trains with, read from its imports, and the Pythons that an
-operator names for diagnoses.
 """
 
 from __future__ import annotations
@@ -32,6 +30,105 @@ from ampscope.extensions import Framework
 
 ANSWER_S = 120.0  # TensorFlow's first import, cold, on a slow disk
 PACKAGE = Path(ampscope.__file__).resolve().parent
+TORCH = "torch"  # in RunSpec.framework and Machine.framework
+MAX_FILES = 200  # of the script's own neighbours that its imports lead to
+_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+def framework_of(script: Path) -> str:
+    """ "torch", "keras" or "paddle", read from the imports of its text; nothing is run. "torch"
+    also for a script that imports none of them.
+
+    A script that imports torch is PyTorch's, whatever else it imports: Keras runs on torch too, and
+    its own text then says so. What is imported only where it is there (``try: import torch``,
+    ``except ImportError``), as helpers that seed every framework do, counts where no other import
+    decides."""
+    script = script.resolve()
+    for with_tried in (False, True):
+        if name := _named(_modules(script, with_tried)):
+            return name
+    return TORCH
+
+
+def _named(modules: set[str]) -> str:
+    if "torch" in modules:
+        return TORCH
+    return next((f.name for f in extensions.frameworks().values() if modules & set(f.modules)), "")
+
+
+def _modules(script: Path, with_tried: bool) -> set[str]:
+    """Top-level names that the script imports, and the files of its folder that it leads to."""
+    found: set[str] = set()
+    seen: set[Path] = set()
+    waiting = [script]
+    while waiting and len(seen) < MAX_FILES:
+        file = waiting.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        for folder, dotted in _imports(file, with_tried):
+            parts = dotted.split(".")
+            if folder is None:
+                found.add(parts[0])
+            # The script's folder is first on the path of imports when it runs.
+            waiting += _files(folder or script.parent, parts)
+    return found
+
+
+def _imports(file: Path, with_tried: bool) -> Iterator[tuple[Path | None, str]]:
+    """(folder that a relative import starts from, dotted name) of what ``file`` imports."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in _nodes(tree, with_tried):
+        if isinstance(node, ast.Import):
+            yield from ((None, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[min(node.level, len(file.parents)) - 1] if node.level else None
+            before = f"{node.module}." if node.module else ""
+            yield from ((folder, before + alias.name) for alias in node.names)
+
+
+def _nodes(tree: ast.AST, with_tried: bool) -> Iterator[ast.AST]:
+    """All below ``tree``; without what is imported only where it is there."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.Try) and not with_tried and any(map(_catches, node.handlers)):
+            waiting += node.finalbody
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    """Whether a failed import would end there."""
+    if handler.type is None:
+        return True
+    return any(isinstance(n, ast.Name) and n.id in _CAUGHT for n in ast.walk(handler.type))
+
+
+def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Where the text of ``a``, ``a.b`` and ``a.b.c`` may lie; a package needs no __init__.py."""
+    for part in parts:
+        yield folder / f"{part}.py"
+        folder = folder / part
+        yield folder / "__init__.py"
+
+
+def framework(name: str) -> Framework:
+    """The framework of that name. Raises BadInput for another."""
+    known = extensions.frameworks()
+    if name not in known:
+        raise BadInput(f"There is no framework {name!r}. Use {', '.join((TORCH, *known))}.")
+    return known[name]
+
+
+def check_control(name: str, control: str) -> None:
+    """Raises BadInput where the framework does not have the control or intervention."""
+    if name != TORCH:
+        extensions.load(f"{framework(name).package}.checks:check_control")(control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +224,7 @@ def with_package(base: dict[str, str]) -> dict[str, str]:
     """The environment ``base`` with this package first on the path of a child's imports."""
     before = base.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, (str(import_folder()), before)))
-    return {
-        **base,
-        "PYTHONPATH": path,
-        "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-    }
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", **base, "PYTHONPATH": path}
 
 
 def run_in(
@@ -161,117 +254,6 @@ def last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
 
 
-# The frameworks beside PyTorch, which extensions bring.
-
-TORCH = "torch"  # in RunSpec.framework and Machine.framework
-
-
-def framework(name: str) -> Framework:
-    """The framework of that name. Raises BadInput for another."""
-    known = extensions.frameworks()
-    if name not in known:
-        raise BadInput(f"There is no framework {name!r}. Use {', '.join((TORCH, *known))}.")
-    return known[name]
-
-
-def check_control(name: str, control: str) -> None:
-    """Raises BadInput where the framework does not have the control or intervention."""
-    if name != TORCH:
-        extensions.load(f"{framework(name).package}.checks:check_control")(control)
-
-
-# Which framework a script trains with, read from the imports of its text; nothing is run.
-#
-# A script that imports torch is PyTorch's, whatever else it imports: Keras runs on torch too, and
-# its own text then says so. What is imported only where it is there (``try: import torch``,
-# ``except ImportError``), as helpers that seed every framework do, counts where no other
-# import decides.
-
-
-MAX_FILES = 200  # of the script's own neighbours that its imports lead to
-_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-
-
-def framework_of(script: Path) -> str:
-    """ "torch", "keras" or "paddle"; "torch" also for a script that imports none of them."""
-    script = script.resolve()
-    for with_tried in (False, True):
-        if name := _named(_modules(script, with_tried)):
-            return name
-    return TORCH
-
-
-def _named(modules: set[str]) -> str:
-    if "torch" in modules:
-        return TORCH
-    return next((f.name for f in extensions.frameworks().values() if modules & set(f.modules)), "")
-
-
-def _modules(script: Path, with_tried: bool) -> set[str]:
-    """Top-level names that the script imports, and the files of its folder that it leads to."""
-    found: set[str] = set()
-    seen: set[Path] = set()
-    waiting = [script]
-    while waiting and len(seen) < MAX_FILES:
-        file = waiting.pop()
-        if file in seen or not file.is_file():
-            continue
-        seen.add(file)
-        for folder, dotted in _imports(file, with_tried):
-            parts = dotted.split(".")
-            if folder is None:
-                found.add(parts[0])
-            # The script's folder is first on the path of imports when it runs.
-            waiting += _files(folder or script.parent, parts)
-    return found
-
-
-def _imports(file: Path, with_tried: bool) -> Iterator[tuple[Path | None, str]]:
-    """(folder that a relative import starts from, dotted name) of what ``file`` imports."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in _nodes(tree, with_tried):
-        if isinstance(node, ast.Import):
-            yield from ((None, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            folder = file.parents[min(node.level, len(file.parents)) - 1] if node.level else None
-            before = f"{node.module}." if node.module else ""
-            yield from ((folder, before + alias.name) for alias in node.names)
-
-
-def _nodes(tree: ast.AST, with_tried: bool) -> Iterator[ast.AST]:
-    """All below ``tree``; without what is imported only where it is there."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, ast.Try) and not with_tried and any(map(_catches, node.handlers)):
-            waiting += node.finalbody
-        else:
-            waiting += ast.iter_child_nodes(node)
-
-
-def _catches(handler: ast.ExceptHandler) -> bool:
-    """Whether a failed import would end there."""
-    if handler.type is None:
-        return True
-    return any(isinstance(n, ast.Name) and n.id in _CAUGHT for n in ast.walk(handler.type))
-
-
-def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """Where the text of ``a``, ``a.b`` and ``a.b.c`` may lie; a package needs no __init__.py."""
-    for part in parts:
-        yield folder / f"{part}.py"
-        folder = folder / part
-        yield folder / "__init__.py"
-
-
-# Pythons that the operator of a dashboard names, for scripts that need an environment of their own.
-# A browser chooses one by its name and never names a path.
-
-
 _NAME = re.compile(r"\w[\w.+ -]{0,39}")
 _LACKS = """
 import sys
@@ -290,7 +272,8 @@ if importlib.util.find_spec("torch") is None:
 
 @dataclass(frozen=True, slots=True)
 class NamedPython:
-    """A Python and the name under which it is offered."""
+    """A Python that the operator of a dashboard names, for scripts that need an environment of
+    their own. A browser chooses one by its name and never names a path."""
 
     name: str
     executable: str
@@ -321,9 +304,8 @@ def check_diagnoses(python: NamedPython) -> None:
     """
     status, _, err = run_in(python.executable, "-P", "-c", _LACKS)
     if status != 0:
-        why = (
-            "it is older than Python 3.11" if "unknown option -P" in err.lower() else last_line(err)
-        )
+        is_old = "unknown option -P" in err.lower()
+        why = "it is older than Python 3.11" if is_old else last_line(err)
         raise BadInput(
             f"--python {python.name}: {python.executable} cannot diagnose: "
             f"{why or f'it ended with status {status}'}. Install ampscope there, or leave it out."

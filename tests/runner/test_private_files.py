@@ -29,15 +29,16 @@ from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ENDS_WITHIN_S, ScriptRuns, jobs_folder
 from ampscope.observations import Outcome
 from ampscope.runner import private_copy
+from ampscope.runner import put_back as before_runs
 from ampscope.runner.private_copy import (
     ALL_WRITES,
     COPIED_ENTRIES,
     Copy,
     copied,
     landlock_version,
-    put_back,
 )
 from ampscope.runner.private_files import COMPARED, COPY, FORCED, OVERLAY, roots_of
+from ampscope.runner.put_back import put_back
 from ampscope.story.verdict_words import next_step, options
 from tests.helpers.private_modes import MODES, WHY_NOT, tree
 from tests.helpers.script_diagnoses import diagnosed, spec
@@ -587,7 +588,7 @@ def test_a_file_beyond_the_walk_s_limit_is_neither_new_nor_moved(
     here.mkdir()
     for number in range(8):
         (here / str(number)).write_text("kept")
-    monkeypatch.setattr(private_copy, "COMPARED_ENTRIES", 5)
+    monkeypatch.setattr(before_runs, "COMPARED_ENTRIES", 5)
     monkeypatch.setattr(private_copy, "landlock_version", lambda: 0)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -606,7 +607,7 @@ def test_a_user_s_own_change_keeps_its_time_where_the_copy_is_a_link(tmp_path: P
     here.mkdir()
     (here / "large").write_text("before")
     os.utime(here / "large", ns=(1, 1))
-    facts = private_copy._facts(str(here / "large"))
+    facts = before_runs._facts(str(here / "large"))
     (view / "files" / str(here)[1:]).mkdir(parents=True)
     (view / "files" / str(here / "large")[1:]).symlink_to(here / "large")
     told = {"only": True, "roots": [str(here)], "store": "", "files": {str(here / "large"): facts}}
@@ -667,7 +668,7 @@ def test_a_copy_has_a_limit_of_all_bytes(tmp_path: Path, monkeypatch: pytest.Mon
         (here / "a" / str(number)).write_bytes(b"x" * 100)
     (here / "z.py").write_text("x")
     monkeypatch.setattr(private_copy, "ALL_BYTES", 301)
-    monkeypatch.setattr(private_copy, "_cloned", lambda source, target: False)
+    monkeypatch.setattr(private_copy, "cloned", lambda source, target: False)
     Copy([str(here)], [], [], str(base), "", [str(here)]).make()
     copied_files = [
         p for p in Path(f"{base}{here}").rglob("*") if p.is_file() and not p.is_symlink()
@@ -928,7 +929,7 @@ def test_what_cannot_be_put_back_keeps_its_backup_and_is_named_first(
     compared_view(here, tmp_path / "view", monkeypatch)
     for name in ("a", "w", "z"):
         (here / name).write_text("by the script")
-    replace = private_copy._replace
+    replace = before_runs._replace
 
     def full(*paths: str) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -936,16 +937,16 @@ def test_what_cannot_be_put_back_keeps_its_backup_and_is_named_first(
     def on_a_full_disk(path: str, kept: str, aside: str) -> None:
         (full if path[-2:] in ("/a", "/w") else replace)(path, kept, aside)
 
-    monkeypatch.setattr(private_copy, "_replace", on_a_full_disk)
+    monkeypatch.setattr(before_runs, "_replace", on_a_full_disk)
     if store_is_full:
-        monkeypatch.setattr(private_copy, "copy_file", full)
+        monkeypatch.setattr(before_runs, "copy_file", full)
     done = put_back(tmp_path / "view", tmp_path / "aside")
     assert (here / "z").read_text() == "the user's z"
     assert done.restored == [str(here / "z")]
     throw_away(tmp_path / "view")
     for name, backup in zip(("a", "w"), done.left.values(), strict=True):
         assert Path(backup).read_text() == f"the user's {name}"
-    said = private_copy.sentence([done])
+    said = before_runs.sentence([done])
     assert said.startswith(f"NOT put back, left changed by the script or while it ran: {here}/a ")
     assert all(f"{path} (it was as {backup} is)" in said for path, backup in done.left.items())
 
@@ -1002,7 +1003,7 @@ def test_what_was_too_large_for_a_copy_is_named_as_changed(
     (here / "large").write_text("large")
     monkeypatch.setattr(private_copy, "COPIED_BYTES", 1)
     monkeypatch.setattr(private_copy, "LARGE_BYTES", 1)
-    monkeypatch.setattr(private_copy, "_cloned", lambda *paths: False)
+    monkeypatch.setattr(private_copy, "cloned", lambda *paths: False)
     compared_view(here, tmp_path / "view", monkeypatch)
     (here / "large").write_text("changed")
     done = put_back(tmp_path / "view", tmp_path / "aside")
@@ -1020,14 +1021,14 @@ def test_signals_wait_until_files_are_put_back(
         f"import time; open('{project}/ready', 'w'); time.sleep(60)\n"
     )
     before = contents(project)
-    put = private_copy._restored
+    put = before_runs._restored
 
     def while_signals_come(*args: object) -> bool:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) * 3:
             os.kill(os.getpid(), number)
         return put(*args)  # type: ignore[arg-type]  # handed on
 
-    monkeypatch.setattr(private_copy, "_restored", while_signals_come)
+    monkeypatch.setattr(before_runs, "_restored", while_signals_come)
     old = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
     runs = ScriptRuns(spec(project / "train.py"), tmp_path / "runs.db", private=True)
 
@@ -1168,7 +1169,7 @@ def test_a_repository_that_is_not_kept_whole_is_left_whole(
         (here / ".git" / name).write_text(name)
     (here / "a").write_text("a")
     monkeypatch.setattr(private_copy, "COPIED_ENTRIES", 1)
-    monkeypatch.setattr(private_copy, "_cloned", lambda *paths: False)
+    monkeypatch.setattr(private_copy, "cloned", lambda *paths: False)
     compared_view(here, tmp_path / "view", monkeypatch)
     assert Path(f"{tmp_path}/view/files{here}/.git").is_symlink()
     (here / ".git/HEAD").write_text("new")
@@ -1192,15 +1193,15 @@ def test_what_could_not_be_read_before_is_not_new_afterwards(
     for name in ("a/in/file", "b", "c"):
         (here / name).write_text(name)
     before = contents(here)
-    facts = private_copy._facts
+    facts = before_runs._facts
 
-    def broken(path: str) -> private_copy._Facts:
+    def broken(path: str) -> before_runs._Facts:
         if path in (f"{here}/a/in", f"{here}/b"):
             raise OSError(errno.EIO, "input/output error")
         return facts(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(private_copy, "_facts", broken)
+        patch.setattr(before_runs, "_facts", broken)
         compared_view(here, tmp_path / "view", monkeypatch)
     (here / "c").write_text("by the script")
     done = put_back(tmp_path / "view", tmp_path / "aside")
@@ -1238,8 +1239,8 @@ def test_the_only_backup_is_never_deleted(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(private_copy, "_replace", full)
-        patch.setattr(private_copy, "copy_file", full)
+        patch.setattr(before_runs, "_replace", full)
+        patch.setattr(before_runs, "copy_file", full)
         patch.setattr(os, "rename", full)
         runs._end_view("run")
     (here / "a").write_text("later")
@@ -1263,7 +1264,7 @@ def test_own_children_are_given_the_time_to_put_files_back() -> None:
 
 
 def test_what_jobs_of_a_store_share_is_the_store_s_own() -> None:
-    assert str(jobs_folder(Path("/a/runs.db"))) in private_copy.store_names("/a/runs.db")
+    assert str(jobs_folder(Path("/a/runs.db"))) in before_runs.store_names("/a/runs.db")
 
 
 @pytest.mark.slow

@@ -44,8 +44,9 @@ from ampscope.observations import Observation
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
 from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
-from ampscope.runner.private_copy import PutBack, claimed, put_back, sentence
+from ampscope.runner.private_copy import claimed
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
+from ampscope.runner.put_back import PutBack, put_back, sentence
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, new_run_id

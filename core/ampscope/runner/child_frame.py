@@ -30,129 +30,13 @@ from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
-# One probe at a time per device: a lock file per device and the store's queue for the order.
-#
-# The lock is ``flock`` on a file in the temporary folder: the kernel releases it when the holder
-# dies, however it dies. Waiting runs take turns in the order of their creation.
-
-
-POLL_S = 0.1
-
-
-def lock_path(device: str) -> Path:
-    """Lock file of a device, shared by all of this user's stores. A GPU is named by its UUID:
-    "cuda:0" is another one in every process that has CUDA_VISIBLE_DEVICES set."""
-    return private_folder() / f"{device.replace(':', '-')}.lock"
-
-
-@contextlib.contextmanager
-def device_turn(device: str, is_next: Callable[[], bool]) -> Iterator[None]:
-    """Hold the device. Waits until ``is_next()`` is true and the lock is free; ``is_next`` may
-    raise to leave the queue."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    handle = os.open(lock_path(device), flags, 0o600)
-    try:
-        while not (is_next() and _try_lock(handle)):
-            time.sleep(POLL_S)
-        yield
-    finally:
-        os.close(handle)  # releases the lock
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-# Heartbeat, cancel and time limit of a child process, in one independent thread.
-#
-# A step that hangs cannot check anything, so the thread itself ends the process when the limit has
-# passed; everything flushed before stays in the store. It says where the training stood. Code that
-# hangs without letting go of Python's lock (in C) stops this thread too: then `faulthandler`,
-# which needs no lock, ends the process a little later, and the run shows as lost.
-
-
+POLL_S = 0.1  # while another run has the device
 HARD_GRACE_S = 15.0  # after the time limit, until the process is ended whatever it does
 GRACE_S = 5.0  # how long a cancelled loop may take to reach the end of its step
 NOT_BEGUN = "Cancelled before its turn came."
-EXIT_TIME_LIMIT = 3
-EXIT_CANCELLED = 4
+EXIT_FAILED, EXIT_TIME_LIMIT, EXIT_CANCELLED = 1, 3, 4
 
-
-class Watchdog:
-    """Beats for the run; sets :attr:`cancelled` when a user asked it to stop."""
-
-    def __init__(self, writer: RunWriter, time_limit_s: float) -> None:
-        self.cancelled = threading.Event()
-        self._writer = writer
-        self._limit_s = time_limit_s
-        self._stop = threading.Event()
-        self._started: float | None = None
-        self._thread = threading.Thread(target=self._beat, name="ampscope-watchdog", daemon=True)
-
-    def __enter__(self) -> Watchdog:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        faulthandler.cancel_dump_traceback_later()
-        self._thread.join()
-
-    def start_clock(self) -> None:
-        """The time limit counts from here: waiting in the queue does not."""
-        self._started = time.monotonic()
-        with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
-            # Needs a real file to report to; a standard error that is none has no file number.
-            faulthandler.dump_traceback_later(self._limit_s + HARD_GRACE_S, exit=True)
-
-    def _beat(self) -> None:
-        cancelled_at: float | None = None
-        while not self._stop.wait(HEARTBEAT_EVERY_S if cancelled_at is None else 0.1):
-            now = time.monotonic()
-            try:
-                asked = self._writer.beat()
-                if self._started is not None:
-                    self._tell(now - self._started)
-            except StoreError:
-                continue  # the loop meets the same error at its next flush and reports it
-            if asked and cancelled_at is None:
-                cancelled_at = now
-                self.cancelled.set()
-            if cancelled_at is not None and now - cancelled_at > GRACE_S:
-                begun = self._started is not None
-                message = "Cancelled in the middle of a step." if begun else NOT_BEGUN
-                self._end(EXIT_CANCELLED, State.CANCELLED, message)
-            if self._started is not None and now - self._started > self._limit_s:
-                message = (
-                    f"Stopped at the time limit of {self._limit_s:g} s. Raise it with "
-                    "--time-limit; if no step finished for a long time, the step hangs."
-                )
-                self._end(EXIT_TIME_LIMIT, State.FAILED, message)
-
-    def _tell(self, elapsed_s: float) -> None:
-        """Say what the run waits for; called at each beat."""
-
-    def _end(self, status: int, state: State, message: str) -> None:
-        try:
-            self._writer.finish(state, message, _where_it_stands())
-        finally:
-            os._exit(status)
-
-
-def _where_it_stands() -> str:
-    """The main thread's stack: where a step hangs."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-    return f"The training stood here (most recent call last):\n{stack}"
-
-
-EXIT_FAILED = 1
-
-Work = Callable[[RunWriter, RunSpec, Path, Watchdog], str]
+Work = Callable[[RunWriter, RunSpec, Path, "Watchdog"], str]
 Sentence = Callable[[BaseException, RunSpec], str]
 
 
@@ -192,6 +76,10 @@ def run_queued(store: Path, run_id: str, work: Work, sentence: Sentence) -> int:
     return 0 if state is State.FINISHED else EXIT_FAILED
 
 
+def _raise_cancelled(number: int, frame: FrameType | None) -> None:
+    raise Cancelled("Cancelled by a signal.")
+
+
 @contextlib.contextmanager
 def turn(
     writer: RunWriter, store: Path, machine: Machine, watchdog: Watchdog, uuid: str = ""
@@ -217,21 +105,115 @@ def turn(
             yield
 
 
+@contextlib.contextmanager
+def device_turn(device: str, is_next: Callable[[], bool]) -> Iterator[None]:
+    """Hold the device. Waits until ``is_next()`` is true and the lock is free; ``is_next`` may
+    raise to leave the queue. The kernel releases the lock when its holder dies, however it dies."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    handle = os.open(lock_path(device), flags, 0o600)
+    try:
+        while not (is_next() and _try_lock(handle)):
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(handle)  # releases the lock
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_path(device: str) -> Path:
+    """Lock file of a device, shared by all of this user's stores. A GPU is named by its UUID:
+    "cuda:0" is another one in every process that has CUDA_VISIBLE_DEVICES set."""
+    return private_folder() / f"{device.replace(':', '-')}.lock"
+
+
+class Watchdog:
+    """Beats for the run, in a thread of its own; sets :attr:`cancelled` when a user asked it to
+    stop, and ends the process at its time limit.
+
+    A step that hangs cannot check anything, so the thread itself does that; everything flushed
+    before stays in the store, and it says where the training stood. Code that hangs without letting
+    go of Python's lock (in C) stops this thread too: then `faulthandler`, which needs no lock, ends
+    the process a little later, and the run shows as lost."""
+
+    def __init__(self, writer: RunWriter, time_limit_s: float) -> None:
+        self.cancelled = threading.Event()
+        self._writer = writer
+        self._limit_s = time_limit_s
+        self._stop = threading.Event()
+        self._started: float | None = None
+        self._thread = threading.Thread(target=self._beat, name="ampscope-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        faulthandler.cancel_dump_traceback_later()
+        self._thread.join()
+
+    def start_clock(self) -> None:
+        """The time limit counts from here: waiting in the queue does not."""
+        self._started = time.monotonic()
+        with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
+            # Needs a real file to report to; a standard error that is none has no file number.
+            faulthandler.dump_traceback_later(self._limit_s + HARD_GRACE_S, exit=True)
+
+    def _beat(self) -> None:
+        cancelled_at: float | None = None
+        while not self._stop.wait(HEARTBEAT_EVERY_S if cancelled_at is None else 0.1):
+            now = time.monotonic()
+            try:
+                asked = self._writer.beat()
+                if self._started is not None:
+                    self._tell(now - self._started)
+            except StoreError:
+                continue  # the loop meets the same error at its next flush and reports it
+            if asked and cancelled_at is None:
+                cancelled_at = now
+                self.cancelled.set()
+            if cancelled_at is not None and now - cancelled_at > GRACE_S:
+                message = "Cancelled in the middle of a step." if self._started else NOT_BEGUN
+                self._end(EXIT_CANCELLED, State.CANCELLED, message)
+            if self._started is not None and now - self._started > self._limit_s:
+                message = (
+                    f"Stopped at the time limit of {self._limit_s:g} s. Raise it with "
+                    "--time-limit; if no step finished for a long time, the step hangs."
+                )
+                self._end(EXIT_TIME_LIMIT, State.FAILED, message)
+
+    def _tell(self, elapsed_s: float) -> None:
+        """Say what the run waits for; called at each beat."""
+
+    def _end(self, status: int, state: State, message: str) -> None:
+        try:
+            self._writer.finish(state, message, _where_it_stands())
+        finally:
+            os._exit(status)
+
+
+def _where_it_stands() -> str:
+    """The main thread's stack: where a step hangs."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+    return f"The training stood here (most recent call last):\n{stack}"
+
+
 def text_of(error: BaseException) -> str:
     """Its type and first line."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
 
 
-def _raise_cancelled(number: int, frame: FrameType | None) -> None:
-    raise Cancelled("Cancelled by a signal.")
-
-
-# The machine around a run, the same for every framework; needs nothing but Python.
-
-
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """As ``Machine`` records them."""
+    """The machine around a run, as ``Machine`` records it, the same for every framework."""
 
     cpu: str  # "Intel(R) Xeon(R) Processor, 2 cores": those that this process may use
     python: str
@@ -241,8 +223,11 @@ class HostFacts:
 
 def host_facts() -> HostFacts:
     """Of the machine and Python at hand."""
+    # Linux knows the cores that this process may use.
+    has_own = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_own else os.cpu_count() or 1
     return HostFacts(
-        cpu=f"{_processor()}, {_cores()} cores",
+        cpu=f"{_processor()}, {cores} cores",
         python=platform.python_version(),
         platform=platform.platform(),
         host=socket.gethostname(),
@@ -256,9 +241,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -23,9 +23,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ampscope.files import is_below
+
 # linux/sched.h, linux/mount.h
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _REC, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 1 << 19
+_RELATIME = 1 << 21
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DETACH = 2  # MNT_DETACH: also while a file of it is open
 KERNEL = ("/dev", "/proc", "/sys")
 SHARED_MEMORY = os.path.realpath("/dev/shm")  # of a name: shm_overview(7), sem_overview(7)
@@ -62,8 +66,9 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
         covered = {*_top_folders(), *(m for m in mounts if os.path.isdir(m))}
         split: list[str] = []
         if as_user:
-            remote = [m for m in _mount_points(_REMOTE) if not any(_below(r, (m,)) for r in roots)]
-            covered |= set(_own_folders(covered, remote))
+            remote = set(_mount_points(_REMOTE))
+            remote -= {place for place in remote if any(is_below(r, (place,)) for r in roots)}
+            covered |= set(_own_folders(covered, sorted(remote)))
             split = _split(covered, mounts)
         whole = covered.difference(split)
         needed.update(_widest(root, whole, folder, as_user=as_user) for root in roots)
@@ -72,7 +77,7 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
         lower = paths_of(place for place in sorted(covered, key=len) if _is_there(place))
         kept = [c for c in shared if _is_there(c)]
         kept += [m for m in mounts if _is_there(m) and not os.path.isdir(m)] + _sockets()
-        bound = paths_of(place for place in kept if not _below(place, KERNEL))
+        bound = paths_of(place for place in kept if not is_below(place, KERNEL))
         beside = os.open(store.absolute().parent, os.O_PATH | os.O_CLOEXEC)
         opened.callback(os.close, beside)
         places = _Places(folder, opened)
@@ -114,9 +119,6 @@ def overlaid(roots: Sequence[str], shared: Iterable[str], store: Path, folder: P
     return Path(found) / store.name
 
 
-# ---- which places ----------------------------------------------------------------------------
-
-
 def _top_folders() -> list[str]:
     with os.scandir("/") as found:
         names = [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
@@ -133,7 +135,7 @@ def _mount_points(kinds: Sequence[bytes] = ()) -> list[str]:
             octal = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), line.split()[4])
             place = os.fsdecode(octal)
             kind = line.partition(b" - ")[2].split()[0]
-            if place != "/" and not _below(place, KERNEL) and (not kinds or kind in kinds):
+            if place != "/" and not is_below(place, KERNEL) and (not kinds or kind in kinds):
                 found.append(place)
     return found
 
@@ -143,7 +145,7 @@ def _own_folders(covered: Iterable[str], but: Sequence[str]) -> Iterator[str]:
     user, an overlay cannot copy the folder of another, and could not be written below it. ``but``:
     places that are slow to look into. It ends within _WITHIN_S."""
     apart, seen, until = (*INSTALLED, *but), 0, time.monotonic() + _WITHIN_S
-    left = [(place, 0) for place in sorted(covered) if not _below(place, apart)]
+    left = [(place, 0) for place in sorted(covered) if not is_below(place, apart)]
     for place, depth in left:
         with contextlib.suppress(OSError), os.scandir(place) as found:
             for entry in found if os.stat(place).st_uid != os.geteuid() else ():
@@ -163,7 +165,7 @@ def _split(covered: set[str], mounts: Sequence[str]) -> list[str]:
     found: list[str] = []
     left = sorted(covered)
     for place in left:
-        if any(mount != place and _below(mount, (place,)) for mount in mounts):
+        if any(mount != place and is_below(mount, (place,)) for mount in mounts):
             found.append(place)
             with contextlib.suppress(OSError), os.scandir(place) as inner:
                 left += [entry.path for entry in inner if entry.is_dir(follow_symlinks=False)]
@@ -175,11 +177,11 @@ def _widest(root: str, covered: Iterable[str], folder: Path, *, as_user: bool) -
     """The highest folder above a root that one overlay on the disk can cover together with it: a
     file cannot be renamed out of one overlay into another. It holds not ``folder``; and a user's
     own are all from there to the root."""
-    above = max((place for place in covered if _below(root, (place,))), key=len, default=root)
+    above = max((place for place in covered if is_below(root, (place,))), key=len, default=root)
     view, found = os.path.realpath(folder), root
     while found != above:
         higher = os.path.dirname(found)
-        if _below(view, (higher,)) or (as_user and os.stat(higher).st_uid != os.geteuid()):
+        if is_below(view, (higher,)) or (as_user and os.stat(higher).st_uid != os.geteuid()):
             break
         found = higher
     return found
@@ -228,13 +230,6 @@ def _is_there(place: str) -> bool:
     return True
 
 
-def _below(path: str, folders: Iterable[str]) -> bool:
-    return any(path == f or path.startswith(f.rstrip("/") + "/") for f in folders)
-
-
-# ---- mounts ----------------------------------------------------------------------------------
-
-
 class _Places:
     """Where overlays put what is written: on the disk, or in memory where the disk cannot be it
     (a container's root is an overlay itself; a folder below a covered one would hold itself)."""
@@ -258,7 +253,7 @@ class _Places:
                 _mount("tmpfs", point, "tmpfs", 0, "mode=700")
                 self._memory = self._base(point)
             base = self._memory
-        elif place == SHARED_MEMORY or _below(self._folder, (place,)):
+        elif place == SHARED_MEMORY or is_below(self._folder, (place,)):
             return None
         made = []
         for name in ("upper", "work"):
@@ -271,9 +266,6 @@ class _Places:
         found = os.open(path, _FOLDER)
         self._opened.callback(os.close, found)
         return found
-
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def _cover(place: str, lower: int, places: _Places, *, must: bool, as_user: bool) -> None:
@@ -330,9 +322,6 @@ def _make_read_only(place: str) -> None:
     _mount("none", place, "", _REMOUNT | _BIND | _READ_ONLY | kept)
 
 
-_RELATIME = 1 << 21
-
-
 def _own_namespace() -> bool:
     """A mount namespace for this process alone; whether it took a user namespace to have it."""
     uid, gid = os.geteuid(), os.getegid()
@@ -365,14 +354,8 @@ def _enter_user_namespace(libc: ctypes.CDLL, uid: int, gid: int) -> None:
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.mount(
-        os.fsencode(source),
-        os.fsencode(target),
-        kind.encode() or None,
-        ctypes.c_ulong(flags),
-        os.fsencode(options) or None,
-    )
-    if done:
+    what, where, given = os.fsencode(source), os.fsencode(target), os.fsencode(options) or None
+    if libc.mount(what, where, kind.encode() or None, ctypes.c_ulong(flags), given):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
 

@@ -35,8 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.errors import AmpscopeError
+from ampscope.files import is_below
 from ampscope.records import RunSpec, State
 from ampscope.runner import overlay, private_copy
+from ampscope.runner.put_back import is_installed
 from ampscope.runner.script_text import also_at
 from ampscope.store.writer import RunWriter
 
@@ -54,6 +56,8 @@ _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "MPLCO
            "PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH",
            "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
 _PARTS = {"HF_HOME": ("hub",), "TORCH_HOME": ("hub",), "XDG_CACHE_HOME": ("huggingface", "torch")}
+_TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh", ".txt")
+_SMALL, _MANY, _SEEN = 64 << 10, 300, 20_000  # bytes of such a text; texts, files in a project
 _HOME_CACHES = (".nv", ".triton", ".config/matplotlib", ".cache/huggingface", ".cache/torch")
 
 
@@ -88,171 +92,65 @@ class View:
         return [f"{said}."]
 
 
-def roots_of(workload: str, cwd: str, args: Sequence[str] = ()) -> list[str]:
-    """Folders that a script is likely to write below, none inside another.
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A queued run of a script that this process has taken: where it writes, and what it runs."""
 
-    The projects around the working folder and the script's own folder, and the folders that
-    arguments name. System folders and temporary ones are none.
-    """
-    wanted = [_project(folder) for folder in _stands_in(workload, cwd)]
-    for arg in args:
-        for path in _paths_in(arg):
-            full = os.path.realpath(os.path.join(cwd, os.path.expanduser(path)))
-            wanted.append(_existing_folder(full))
-    kept: list[str] = []
-    for path in sorted({os.path.realpath(w) for w in wanted}, key=len):
-        if path not in _SYSTEM + _TEMPORARY and os.path.isdir(path) and not _below(path, kept):
-            kept.append(path)
-    return kept
+    writer: RunWriter
+    store: Path
+    spec: RunSpec
+    notes: Callable[[], tuple[str, ...]]  # on its files
 
 
-def private_files(
-    workload: str, args: Sequence[str], store: Path, folder: Path, prepare: Callable[[str], None]
-) -> View:
-    """Give this process, which must have a single thread, a private view; ``folder`` is its own and
-    empty, and thrown away by the caller after :func:`ampscope.runner.private_copy.put_back`. Before
-    a copy is made, ``prepare`` is called with its kind: files of the store cannot be made
-    afterwards, and in a run that is compared nobody else may write. Raises NotPossible."""
-    store = Path(os.path.realpath(store))  # SQLite's files lie beside what a link leads to
-    roots = roots_of(workload, os.getcwd(), args)
-    reasons = []
-    for kind in KINDS:
-        if os.environ.get(FORCED, kind) not in (kind, ""):
-            continue
-        if kind == OVERLAY and folder.with_name(NO_OVERLAY).exists():
-            continue
-        try:
-            if kind == OVERLAY:
-                return _overlaid(roots, workload, args, store, folder)
-            prepare(kind)
-            return _copied(kind, roots, workload, args, store, folder)
-        except private_copy.BusyError as error:
-            raise NotPossible(str(error)) from error
-        except (OSError, AttributeError) as error:  # a function that this system's C library lacks
-            reasons.append(f"{kind}: {error}")
-    raise NotPossible("; ".join(reasons) or f"{FORCED} names no kind of {', '.join(KINDS)}")
+def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Adopted | None:
+    """Take the run, with a view of its files below ``folder``; without one it writes for real. None
+    where there can be no such view, which the run then says."""
+    if folder is None:
+        writer = RunWriter(store, run_id)
+        writer.adopt()
+        return Adopted(writer, store, spec, tuple)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    lock = os.open(folder.with_name(LOCK), flags, 0o600)
+    opened: list[tuple[RunWriter, Shared]] = []
+
+    def taken(path: Path) -> tuple[RunWriter, Shared]:
+        if not opened:
+            writer = RunWriter(path, run_id)
+            writer.adopt()
+            shared = Shared(lock, run_id, partial(wait_for_the_other, writer))
+            opened.append((writer, shared))
+        return opened[-1]
+
+    def prepare(kind: str) -> None:
+        _, shared = taken(store)
+        if kind == COMPARED:  # each finds the user's files as the one before has left them
+            shared.be_alone()
+
+    try:
+        view = private_files(spec.workload, spec.args, store, folder, prepare)
+    except NotPossible as error:
+        instead = ": `ampscope diagnose --in-place` runs the script on yours"
+        if isinstance(error.__cause__, private_copy.BusyError):
+            instead = ""  # the other would put back what was written meanwhile
+        taken(store)[0].finish(
+            State.FAILED, f"The run could not have files of its own ({error}){instead}."
+        )
+        return None
+    also_at(spec.workload, view.workload)
+    writer, shared = taken(view.store)
+    shared.listen()
+
+    def notes() -> tuple[str, ...]:
+        return tuple(filter(None, (shared.note(), *view.notes())))
+
+    return Adopted(writer, view.store, replace(spec, workload=view.workload, args=view.args), notes)
 
 
-def _overlaid(
-    roots: list[str], workload: str, args: Sequence[str], store: Path, folder: Path
-) -> View:
-    if sys.platform != "linux":
-        raise OSError("not on this system")
-    stands = _stands_in(workload, os.getcwd())
-    if "/" in stands:
-        raise OSError("no overlay goes over /")
-    found = overlay.overlaid(roots, _caches((*roots, *stands)), store, folder)
-    return View(OVERLAY, tuple(roots), found, workload, tuple(args), folder)
-
-
-def _copied(
-    kind: str, roots: list[str], workload: str, args: Sequence[str], store: Path, folder: Path
-) -> View:
-    cwd = os.getcwd()
-    folder.mkdir(parents=True, exist_ok=True)
-    stands = _stands_in(workload, cwd)
-    plain = [here for here in stands if not _below(here, roots)]
-    caches = _caches((*roots, *stands))
-    named = _named(_of_projects(roots), roots, stands, caches)
-    led = _named(_of_environment(), [*roots, *named], stands, caches)
-    writable = ["/dev", "/proc", *caches]
-    first = sorted({p for p in map(_project, stands) if _below(p, roots)}, key=len)
-    first = [p for p in first if not any(p != other and _below(p, (other,)) for other in first)]
-    copy = private_copy.copied(
-        roots, named, led, plain, folder, store, writable, only=kind == COPY, first=first
-    )
-    os.chdir(copy.led(cwd))
-    os.environ["PWD"] = os.getcwd()
-    tempfile.tempdir = None  # as TMPDIR says now
-    if not os.path.isdir(os.path.expanduser("~/.triton")):  # it could not be made
-        os.environ.setdefault("TRITON_CACHE_DIR", f"{tempfile.gettempdir()}/triton")
-    if not workload.startswith("-m "):
-        workload = copy.led(os.path.abspath(workload))
-    own_args = tuple(copy.led_text(arg) for arg in args)
-    return View(kind, tuple(roots), store, workload, own_args, folder)
-
-
-# ---- which folders ---------------------------------------------------------------------------
-
-
-def _paths_in(arg: str) -> list[str]:
-    """Texts in an argument that may be paths: ``--out=/a``, ``-o/a``, ``file:///a``, ``{"o":
-    "/a"}``, and the whole of it."""
-    parts = [arg, arg.rpartition("=")[2], *re.split(r"[\s=,;:\"'{}\[\]()]+", arg)]
-    parts += [part[2:] for part in parts if re.match(r"-\w[/~.]", part)]
-    return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
-
-
-def _of_environment() -> list[str]:
-    """Values of variables that may name a place of output."""
-    apart_from = (*private_copy.NEVER_LED, *private_copy.NOT_NAMED)
-    return [value for name, value in os.environ.items() if name not in apart_from]
-
-
-def _of_projects(roots: list[str]) -> list[str]:
-    """Small texts of the project: configurations, scripts."""
-    texts = []
-    for root in roots:
-        for path in private_copy.small_texts(root):
-            with contextlib.suppress(OSError):
-                texts.append(Path(path).read_text(errors="replace"))
-    return texts
-
-
-def _named(texts: list[str], roots: list[str], stands: list[str], caches: list[str]) -> list[str]:
-    """Folders of this user's that the texts name: Landlock does not keep their times and
-    permissions. None that holds a root, or a folder where the script ``stands``: less of a named
-    one is copied."""
-    apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
-    system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
-    shared = [os.path.realpath(path) for path in (*caches, *system)]
-    found: list[str] = []
-    for path in sorted({p for text in texts for p in private_copy.paths_in(text)}, key=len):
-        with contextlib.suppress(OSError, ValueError):
-            real = _existing_folder(os.path.realpath(os.path.expanduser(path)))
-            is_own = os.stat(real).st_uid == os.geteuid() and os.access(real, os.W_OK)
-            holds = any(_below(other, (real,)) for other in (*roots, *stands, *shared))
-            if (
-                is_own
-                and real not in apart
-                and not holds
-                and not _below(real, (*roots, *found, *shared))
-            ):
-                found.append(real)
-        if len(found) >= MOST_NAMED:
-            break
-    return found
-
-
-def _stands_in(workload: str, cwd: str) -> list[str]:
-    """The working folder and the script's own."""
-    own = [] if workload.startswith("-m ") else [os.path.dirname(os.path.realpath(workload))]
-    return [os.path.realpath(cwd), *own]
-
-
-def _project(folder: str) -> str:
-    """The nearest folder above that is a project's; ``folder`` itself where there is none."""
-    path = Path(folder).resolve()
-    home = Path.home()
-    for one in (path, *path.parents):
-        if one == home or str(one) in _SYSTEM:
-            break
-        if any(os.path.exists(one / marker) for marker in _MARKERS):
-            return str(one)
-    return str(path)
-
-
-def _existing_folder(path: str) -> str:
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def _below(path: str, folders: Iterable[str]) -> bool:
-    return any(path == f or path.startswith(f.rstrip("/") + "/") for f in folders)
-
-
-# ---- what is shared --------------------------------------------------------------------------
+def wait_for_the_other(writer: RunWriter) -> None:
+    """Another run is at work on what both would share: this one is made again later."""
+    with contextlib.suppress(AmpscopeError):
+        writer.finish(State.FAILED, WAITS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Shared:
@@ -309,67 +207,169 @@ class Shared:
             self.be_alone()
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """A queued run of a script that this process has taken: where it writes, and what it runs."""
-
-    writer: RunWriter
-    store: Path
-    spec: RunSpec
-    notes: Callable[[], tuple[str, ...]]  # on its files
-
-
-def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Adopted | None:
-    """Take the run, with a view of its files below ``folder``; without one it writes for real. None
-    where there can be no such view, which the run then says."""
-    if folder is None:
-        writer = RunWriter(store, run_id)
-        writer.adopt()
-        return Adopted(writer, store, spec, tuple)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-    lock = os.open(folder.with_name(LOCK), flags, 0o600)
-    opened: list[tuple[RunWriter, Shared]] = []
-
-    def taken(path: Path) -> tuple[RunWriter, Shared]:
-        if not opened:
-            writer = RunWriter(path, run_id)
-            writer.adopt()
-            shared = Shared(lock, run_id, partial(wait_for_the_other, writer))
-            opened.append((writer, shared))
-        return opened[-1]
-
-    def prepare(kind: str) -> None:
-        _, shared = taken(store)
-        if kind == COMPARED:  # each finds the user's files as the one before has left them
-            shared.be_alone()
-
-    try:
-        view = private_files(spec.workload, spec.args, store, folder, prepare)
-    except NotPossible as error:
-        instead = ": `ampscope diagnose --in-place` runs the script on yours"
-        if isinstance(
-            error.__cause__, private_copy.BusyError
-        ):  # which would put back what was written meanwhile
-            instead = ""
-        taken(store)[0].finish(
-            State.FAILED, f"The run could not have files of its own ({error}){instead}."
-        )
-        return None
-    also_at(spec.workload, view.workload)
-    writer, shared = taken(view.store)
-    shared.listen()
-
-    def notes() -> tuple[str, ...]:
-        return tuple(filter(None, (shared.note(), *view.notes())))
-
-    return Adopted(writer, view.store, replace(spec, workload=view.workload, args=view.args), notes)
+def private_files(
+    workload: str, args: Sequence[str], store: Path, folder: Path, prepare: Callable[[str], None]
+) -> View:
+    """Give this process, which must have a single thread, a private view; ``folder`` is its own and
+    empty, and thrown away by the caller after :func:`ampscope.runner.put_back.put_back`. Before
+    a copy is made, ``prepare`` is called with its kind: files of the store cannot be made
+    afterwards, and in a run that is compared nobody else may write. Raises NotPossible."""
+    store = Path(os.path.realpath(store))  # SQLite's files lie beside what a link leads to
+    roots = roots_of(workload, os.getcwd(), args)
+    reasons = []
+    for kind in KINDS:
+        if os.environ.get(FORCED, kind) not in (kind, ""):
+            continue
+        if kind == OVERLAY and folder.with_name(NO_OVERLAY).exists():
+            continue
+        try:
+            if kind == OVERLAY:
+                return _overlaid(roots, workload, args, store, folder)
+            prepare(kind)
+            return _copied(kind, roots, workload, args, store, folder)
+        except private_copy.BusyError as error:
+            raise NotPossible(str(error)) from error
+        except (OSError, AttributeError) as error:  # a function that this system's C library lacks
+            reasons.append(f"{kind}: {error}")
+    raise NotPossible("; ".join(reasons) or f"{FORCED} names no kind of {', '.join(KINDS)}")
 
 
-def wait_for_the_other(writer: RunWriter) -> None:
-    """Another run is at work on what both would share: this one is made again later."""
-    with contextlib.suppress(AmpscopeError):
-        writer.finish(State.FAILED, WAITS)
-    os.kill(os.getpid(), signal.SIGKILL)
+def _overlaid(
+    roots: list[str], workload: str, args: Sequence[str], store: Path, folder: Path
+) -> View:
+    if sys.platform != "linux":
+        raise OSError("not on this system")
+    stands = _stands_in(workload, os.getcwd())
+    if "/" in stands:
+        raise OSError("no overlay goes over /")
+    found = overlay.overlaid(roots, _caches((*roots, *stands)), store, folder)
+    return View(OVERLAY, tuple(roots), found, workload, tuple(args), folder)
+
+
+def _copied(
+    kind: str, roots: list[str], workload: str, args: Sequence[str], store: Path, folder: Path
+) -> View:
+    cwd = os.getcwd()
+    folder.mkdir(parents=True, exist_ok=True)
+    stands = _stands_in(workload, cwd)
+    plain = [here for here in stands if not is_below(here, roots)]
+    caches = _caches((*roots, *stands))
+    named = _named(_of_projects(roots), roots, stands, caches)
+    led = _named(_of_environment(), [*roots, *named], stands, caches)
+    writable = ["/dev", "/proc", *caches]
+    first = sorted({p for p in map(_project, stands) if is_below(p, roots)}, key=len)
+    first = [p for p in first if not any(p != other and is_below(p, (other,)) for other in first)]
+    copy = private_copy.copied(
+        roots, named, led, plain, folder, store, writable, only=kind == COPY, first=first
+    )
+    os.chdir(copy.led(cwd))
+    os.environ["PWD"] = os.getcwd()
+    tempfile.tempdir = None  # as TMPDIR says now
+    if not os.path.isdir(os.path.expanduser("~/.triton")):  # it could not be made
+        os.environ.setdefault("TRITON_CACHE_DIR", f"{tempfile.gettempdir()}/triton")
+    if not workload.startswith("-m "):
+        workload = copy.led(os.path.abspath(workload))
+    own_args = tuple(copy.led_text(arg) for arg in args)
+    return View(kind, tuple(roots), store, workload, own_args, folder)
+
+
+def roots_of(workload: str, cwd: str, args: Sequence[str] = ()) -> list[str]:
+    """Folders that a script is likely to write below, none inside another.
+
+    The projects around the working folder and the script's own folder, and the folders that
+    arguments name. System folders and temporary ones are none.
+    """
+    wanted = [_project(folder) for folder in _stands_in(workload, cwd)]
+    for arg in args:
+        for path in _paths_in(arg):
+            full = os.path.realpath(os.path.join(cwd, os.path.expanduser(path)))
+            wanted.append(_existing_folder(full))
+    kept: list[str] = []
+    for path in sorted({os.path.realpath(w) for w in wanted}, key=len):
+        if path not in _SYSTEM + _TEMPORARY and os.path.isdir(path) and not is_below(path, kept):
+            kept.append(path)
+    return kept
+
+
+def _paths_in(arg: str) -> list[str]:
+    """Texts in an argument that may be paths: ``--out=/a``, ``-o/a``, ``file:///a``, ``{"o":
+    "/a"}``, and the whole of it."""
+    parts = [arg, arg.rpartition("=")[2], *re.split(r"[\s=,;:\"'{}\[\]()]+", arg)]
+    parts += [part[2:] for part in parts if re.match(r"-\w[/~.]", part)]
+    return [p for p in parts if ("/" in p or p in ("..", "~")) and "\0" not in p and p[0] != "-"]
+
+
+def _of_environment() -> list[str]:
+    """Values of variables that may name a place of output."""
+    apart_from = (*private_copy.NEVER_LED, *private_copy.NOT_NAMED)
+    return [value for name, value in os.environ.items() if name not in apart_from]
+
+
+def _of_projects(roots: list[str]) -> list[str]:
+    """Small texts of the projects: configurations, scripts."""
+    texts = []
+    for root in roots:
+        found: list[str] = []
+        seen = 0
+        for folder, folders, files in os.walk(root):
+            seen += len(files)
+            folders[:] = [name for name in folders if not is_installed(f"{folder}/{name}")]
+            for path in (f"{folder}/{name}" for name in files if name.endswith(_TEXTS)):
+                with contextlib.suppress(OSError):
+                    if os.stat(path).st_size <= _SMALL:
+                        found.append(path)
+            if len(found) >= _MANY or seen > _SEEN:
+                break
+        for path in found[:_MANY]:
+            with contextlib.suppress(OSError):
+                texts.append(Path(path).read_text(errors="replace"))
+    return texts
+
+
+def _named(texts: list[str], roots: list[str], stands: list[str], caches: list[str]) -> list[str]:
+    """Folders of this user's that the texts name: Landlock does not keep their times and
+    permissions. None that holds a root, or a folder where the script ``stands``: less of a named
+    one is copied."""
+    apart = (*_SYSTEM, *_TEMPORARY, os.path.expanduser("~"))
+    system = (*overlay.INSTALLED, *overlay.KERNEL, "/run", sys.prefix, sys.base_prefix)
+    shared = [os.path.realpath(path) for path in (*caches, *system)]
+    found: list[str] = []
+    paths = {path for text in texts for path in private_copy.PATH.findall(text) if path[1:]}
+    for path in sorted(paths, key=len):
+        with contextlib.suppress(OSError, ValueError):
+            real = _existing_folder(os.path.realpath(os.path.expanduser(path)))
+            is_own = os.stat(real).st_uid == os.geteuid() and os.access(real, os.W_OK)
+            holds = any(is_below(other, (real,)) for other in (*roots, *stands, *shared))
+            is_new = real not in apart and not is_below(real, (*roots, *found, *shared))
+            if is_own and is_new and not holds:
+                found.append(real)
+        if len(found) >= MOST_NAMED:
+            break
+    return found
+
+
+def _stands_in(workload: str, cwd: str) -> list[str]:
+    """The working folder and the script's own."""
+    own = [] if workload.startswith("-m ") else [os.path.dirname(os.path.realpath(workload))]
+    return [os.path.realpath(cwd), *own]
+
+
+def _project(folder: str) -> str:
+    """The nearest folder above that is a project's; ``folder`` itself where there is none."""
+    path = Path(folder).resolve()
+    home = Path.home()
+    for one in (path, *path.parents):
+        if one == home or str(one) in _SYSTEM:
+            break
+        if any(os.path.exists(one / marker) for marker in _MARKERS):
+            return str(one)
+    return str(path)
+
+
+def _existing_folder(path: str) -> str:
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _caches(apart: Iterable[str]) -> list[str]:
@@ -394,6 +394,6 @@ def _caches(apart: Iterable[str]) -> list[str]:
     kept = []
     for folder in (*made, *found):
         real = os.path.realpath(folder)
-        if real not in temporary and not any(_below(inner, (real,)) for inner in held):
+        if real not in temporary and not any(is_below(inner, (real,)) for inner in held):
             kept.append(folder)
     return kept

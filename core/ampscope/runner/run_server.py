@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampscope.runner.private_copy import CLAIMED
+from ampscope.runner.put_back import CLAIMED
 
 POLL_S = 0.02
 GONE_WITHIN_S = 5.0  # what a run has left behind, once it is killed; a driver frees memory slowly

@@ -1,5 +1,6 @@
 """Where a script's run is ended, what Python does between its last line and its end, how its own
-exception is shown and kept, whatever it trains with. Imports no framework.
+exception is shown and kept (as Python would, without ampscope's frames), whatever it trains with.
+Imports no framework.
 
 How the run ended, in a sentence, is in :mod:`ampscope.script_ends`.
 """
@@ -20,9 +21,6 @@ from typing import Any
 import ampscope
 from ampscope.records import RunSpec
 from ampscope.source_lines import SourceLines, line_name, line_text
-
-# Where a script's run is ended.
-
 
 HANG_FACTOR, HANG_GRACE_S = 1.5, 5.0  # the time limit counts at optimizer steps; this one always
 
@@ -49,9 +47,6 @@ def hard_limit_s(spec: RunSpec) -> float:
     return waits * spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
 
 
-# What Python does between a script's last line and its end.
-
-
 def end_python(*, joins_threads: bool = True) -> None:
     """Wait for threads, call what was registered with ``atexit``, write what is left of the
     output."""
@@ -75,9 +70,6 @@ def end_python_within(
     waiting.start()
     end_python(joins_threads=joins_threads)
     waiting.cancel()
-
-
-# How a script's own exception is shown and kept: as Python would, without ampscope's frames.
 
 
 _OWN_FOLDERS = (  # as it lies, and as it was imported: for other frameworks through a link
@@ -107,22 +99,20 @@ def raised(error: BaseException, lines: SourceLines) -> Raised:
     facts = {
         "exit_code": 1,
         "error_type": type(error).__name__,
-        "error_text": (_words(error) or _asserted(error, place))[:MAX_ERROR_TEXT],
+        "error_text": _words(error, place)[:MAX_ERROR_TEXT],
         "error_line": line_name(place),
     }
     return Raised(error, text_of(error), function, facts)
 
 
-def _words(error: BaseException) -> str:
-    """What the error says; of an import that failed inside, also what was imported."""
+def _words(error: BaseException, place: tuple[str, int]) -> str:
+    """What the error says; of an import that failed inside, also what was imported; of an assertion
+    that says nothing itself, its line."""
     text = str(error)
+    if not text and isinstance(error, AssertionError):
+        return line_text(place)
     name = getattr(error, "name", None) if type(error) is ImportError else None
     return text if not name or name in text else f"import of {name}: {text}"
-
-
-def _asserted(error: BaseException, place: tuple[str, int]) -> str:
-    """The line of an assertion that says nothing itself."""
-    return line_text(place) if isinstance(error, AssertionError) else ""
 
 
 def left_because_of(leaving: SystemExit, lines: SourceLines) -> Raised | None:
@@ -139,9 +129,7 @@ def left_because_of(leaving: SystemExit, lines: SourceLines) -> Raised | None:
 def spawned_error(leaving: SystemExit) -> Exception | None:
     """The error of a process of ``torch.multiprocessing.spawn``, which hands it to the process that
     started it, and exits; None where the script left by itself."""
-    last = leaving.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
+    last = _innermost(leaving)
     where = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
     error = leaving.__context__ if where == "torch.multiprocessing.spawn" else None
     return error if isinstance(error, Exception) else None
@@ -160,9 +148,7 @@ def clean(error: BaseException, lines: SourceLines) -> BaseException:
 
 def own_fault(error: BaseException, lines: SourceLines) -> str:
     """Where in ampscope ``error`` was made, "call_log.py:12"; "" when the script made it."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
+    last = _innermost(error)
     if last is None or not isinstance(error, _BUGS) or not _is_own(last, lines):
         return ""
     return line_name((last.tb_frame.f_code.co_filename, last.tb_lineno))
@@ -201,9 +187,8 @@ def exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def _without_own(found: TracebackType | None, lines: SourceLines) -> TracebackType | None:
+def _without_own(link: TracebackType | None, lines: SourceLines) -> TracebackType | None:
     kept: list[TracebackType] = []
-    link = found
     while link is not None:
         if not _is_own(link, lines) and link.tb_frame.f_code.co_filename != _RUNPY:
             kept.append(link)
@@ -212,6 +197,13 @@ def _without_own(found: TracebackType | None, lines: SourceLines) -> TracebackTy
     for part in reversed(kept):
         chain = TracebackType(chain, part.tb_frame, part.tb_lasti, part.tb_lineno)
     return chain
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last
 
 
 def _is_own(link: TracebackType, lines: SourceLines) -> bool:

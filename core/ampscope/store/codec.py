@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
-from ampscope.masks import known_forms, masked, masked_forms
+from ampscope.masks import masked, masked_forms
 from ampscope.observations import Observation
 from ampscope.privacy import (
     leaves_out,
@@ -30,6 +30,7 @@ from ampscope.privacy import (
 )
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
+from ampscope.secret_forms import known_forms
 
 T = TypeVar("T")
 KEPT = 4_096  # specs and machines that have been read, by their texts

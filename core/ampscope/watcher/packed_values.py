@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.tensors import has_own_memory
-from ampscope.masks import is_secret, masked_value
+from ampscope.masks import masked_value
+from ampscope.secret_names import is_secret
 
 Tensors = dict[str, Tensor]
 MAX_DEPTH = 16
