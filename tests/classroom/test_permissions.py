@@ -322,10 +322,10 @@ def test_no_button_of_a_student_starts_or_ends_anything(
     app = room.student().page(page, run=runs[1])
     assert not app.exception
     for button in list(app.button):
-        if button.disabled:
+        if button.disabled or not button.key:
             continue
         fresh = room.page(page, run=runs[1])
-        fresh.button(key=button.key).click().run() if button.key else None
+        fresh.button(key=button.key).click().run()
         assert not fresh.exception
     assert all(what[0].kind == "lesson" for what in no_start)  # type: ignore[index]
     with Reader(store_path) as reader:

@@ -4,10 +4,13 @@ each way of having private files, and the tree is as before, byte for byte, with
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
+from ampscope.launcher.script_runs import ScriptRun as Run
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.runner.private_files import COMPARED, FORCED, OVERLAY
@@ -74,8 +77,8 @@ KINDS = {
     "sh": "run('sh', '-c', 'echo x >> \"$0\"', file)",
     "Python child": "run(sys.executable, '-c', 'import sys; open(sys.argv[1], \"w\")', file)",
     "os.system": "assert os.system(f'echo x > {shlex.quote(file)}') == 0",
-    "forked child": "pid = os.fork()\nif not pid:\n    open(file, 'w').write('x'); os._exit(0)\n"
-    "assert os.waitpid(pid, 0)[1] == 0",
+    "forked child": "pid = os.fork()\nif not pid:\n    try:\n        open(file, 'w').write('x')\n"
+    "        os._exit(0)\n    finally:\n        os._exit(1)\nassert os.waitpid(pid, 0)[1] == 0",
 }
 SCRIPT = """\
 import bz2, csv, ctypes, gzip, json, logging, lzma, mmap, os, pathlib, pickle, shelve, shlex, shutil
@@ -84,60 +87,84 @@ import numpy, safetensors.torch, torch
 
 libc = ctypes.CDLL(None)
 def run(*command): subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-PLACE = {place}
-for number, (name, text) in enumerate({kinds}.items()):
-    file, folder, new = (f"{{PLACE}}/{{number}}{{end}}" for end in (".txt", ".d", ".new"))
-    try:
-        exec(text)
-        print(f"{{name}}: done", flush=True)
-    except Exception as error:
-        print(f"{{name}}: {{type(error).__name__}}: {{error}}", flush=True)
+for place, found in {places}.items():
+    out, failed = eval(found), {{}}
+    for number, (name, text) in enumerate({kinds}.items()):
+        file, folder, new = (f"{{out}}/{{number}}{{end}}" for end in (".txt", ".d", ".new"))
+        try:
+            exec(text)
+        except Exception as error:
+            failed[name] = f"{{type(error).__name__}}: {{error}}"[:90]  # 20,000 are kept of all
+    print(json.dumps([place, number + 1, failed]), flush=True)
 """
-# How the script comes to the place: an expression of its own, its arguments.
+# Where each place lies, and how the script comes to it. No two share a folder: what makes one of
+# them private must do nothing for another.
 PLACES = {
-    "project": ("'out'", ()),
-    "project, absolute": ("{here!r} + '/out'", ()),
-    "script's folder": ("os.path.dirname(os.path.abspath(__file__)) + '/out'", ()),
-    "link": ("'link'", ()),
-    "relative link": ("'link2'", ()),
-    "argument": ("sys.argv[1].partition('=')[2]", ("--out={elsewhere}",)),
-    "relative argument": ("sys.argv[1]", ("sub/../../elsewhere/out",)),
-    "environment": ("os.environ['OUT_DIR']", ()),
-    "configuration": ("open('config.yaml').read()", ()),
+    "project": ("project/1", "'1'"),
+    "project, absolute": ("project/2", "{here!r} + '/2'"),
+    "script's folder": ("project/3", "os.path.dirname(os.path.abspath(__file__)) + '/3'"),
+    "link": ("elsewhere4/out", "'link'"),
+    "relative link": ("elsewhere5/out", "'link2'"),
+    "argument": ("elsewhere6/out", "sys.argv[1].partition('=')[2]"),
+    "relative argument": ("elsewhere7/out", "sys.argv[2]"),
+    "environment": ("elsewhere8/out", "os.environ['OUT_DIR']"),
+    "configuration": ("elsewhere9/out", "open('config.yaml').read()"),
 }
 REFUSED = ("project, absolute", "configuration")  # where the script runs in a copy
 
 
+Tree = dict[str, tuple[object, ...]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Run, Tree, Tree]]:
+    """``written(mode)``: one run that makes every write at every place; the tree before and after
+    it."""
+
+    @cache
+    def made(mode: str) -> tuple[Run, Tree, Tree]:
+        folder = tmp_path_factory.mktemp(mode)
+        at = {place: folder / where for place, (where, _) in PLACES.items()}
+        for out in at.values():
+            out.mkdir(parents=True)
+            for number in range(len(KINDS)):
+                (out / f"{number}.txt").write_text("kept as it is, whatever is done to it, " * 3)
+                (out / f"{number}.d").mkdir()
+                (out / f"{number}.d/inner").write_text("inner")
+        project = folder / "project"
+        (project / "sub").mkdir()
+        (project / "pyproject.toml").touch()
+        (project / "link").symlink_to(at["link"])
+        (project / "link2").symlink_to("../elsewhere5/out")
+        (project / "config.yaml").write_text(str(at["configuration"]))
+        ways = {place: way.format(here=str(project)) for place, (_, way) in PLACES.items()}
+        (project / "train.py").write_text(SCRIPT.format(places=ways, kinds=KINDS))
+        arguments = (f"--out={at['argument']}", "sub/../../elsewhere7/out")
+        asked = spec(project / "train.py", args=arguments, time_limit_s=240.0)
+        store = folder.parent / f"{folder.name}.db"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(FORCED, mode)
+            patch.setenv("OUT_DIR", str(at["environment"]))
+            patch.chdir(project)
+            before = tree(folder)
+            with ScriptRuns(asked, store, private=True) as runs:
+                return runs.run("as_is"), before, tree(folder)
+
+    return made
+
+
+@pytest.mark.quick(*(f"overlay-{place}" for place in PLACES))
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_kind_of_write_reaches_the_user_s_files(
-    mode: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, place: str, written: Callable[[str], tuple[Run, Tree, Tree]]
 ) -> None:
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere" / "out"
-    (project / "sub").mkdir(parents=True)
-    (project / "pyproject.toml").touch()
-    for out in (project / "out", elsewhere):
-        out.mkdir(parents=True)
-        for number in range(len(KINDS)):
-            (out / f"{number}.txt").write_text("kept as it is, whatever is done to it, " * 3)
-            (out / f"{number}.d").mkdir()
-            (out / f"{number}.d/inner").write_text("inner")
-    (project / "link").symlink_to(elsewhere)
-    (project / "link2").symlink_to("../elsewhere/out")
-    (project / "config.yaml").write_text(str(elsewhere))
-    expression, args = PLACES[place]
-    text = SCRIPT.format(place=expression.format(here=str(project)), kinds=KINDS)
-    (project / "train.py").write_text(text)
-    monkeypatch.setenv(FORCED, mode)
-    monkeypatch.setenv("OUT_DIR", str(elsewhere))
-    monkeypatch.chdir(project)
-    before = tree(tmp_path)
-    asked = spec(project / "train.py", args=tuple(a.format(elsewhere=elsewhere) for a in args))
-    with ScriptRuns(asked, tmp_path.parent / f"{tmp_path.name}.db", private=True) as runs:
-        run = runs.run("as_is")
-    said = dict(line.split(": ", 1) for line in run.output.splitlines() if ": " in line)
-    assert set(said) >= set(KINDS), (run.info.message, run.output)
-    failed = {kind: said[kind] for kind in KINDS if said[kind] != "done"}
+    run, before, after = written(mode)
+    lines = [json.loads(line) for line in run.output.splitlines() if line.startswith("[")]
+    said = {place: (tried, failed) for place, tried, failed in lines}
+    assert set(said) == set(PLACES), (run.info.message, run.output)
+    tried, failed = said[place]
+    assert tried == len(KINDS)
     if mode == OVERLAY or place not in REFUSED:
         assert failed == {}
     elif mode != COMPARED:
@@ -146,10 +173,8 @@ def test_no_kind_of_write_reaches_the_user_s_files(
     outcome = run.observations[-1]
     assert isinstance(outcome, Outcome)
     without_inodes = mode == COMPARED  # what was replaced is put back as a new file
-    assert _comparable(tree(tmp_path), without_inodes) == _comparable(before, without_inodes)
+    assert _comparable(after, without_inodes) == _comparable(before, without_inodes)
 
 
-def _comparable(
-    found: dict[str, tuple[object, ...]], without_inodes: bool
-) -> dict[str, tuple[object, ...]]:
+def _comparable(found: Tree, without_inodes: bool) -> Tree:
     return {path: facts[:3] if without_inodes else facts for path, facts in found.items()}

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +43,27 @@ def ids_by_rank(store: Path) -> dict[int, str]:
         return {run.spec.rank: run.id for run in reader.runs()}
 
 
+@pytest.fixture(scope="module")
+def with_a_nan(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """``with_a_nan(kind, ranks)``: the store of a training whose rank 1 has a NaN at step 7."""
+
+    @cache
+    def made(kind: str, ranks: int) -> Path:
+        store = tmp_path_factory.mktemp(f"{kind}-{ranks}") / "runs.db"
+        done = torchrun(ranks, kind, store, "--nan-at", 7, "--nan-rank", 1)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return store
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("kind", "ranks"), [("ddp", 2), ("ddp", 4), ("ddp-inside", 2), ("fsdp", 2), ("fsdp", 4)]
 )
 def test_a_nan_of_rank_1_is_found_and_parameters_count_once(
-    tmp_path: Path, kind: str, ranks: int
+    with_a_nan: Callable[[str, int], Path], kind: str, ranks: int
 ) -> None:
-    store = tmp_path / "runs.db"
-    done = torchrun(ranks, kind, store, "--nan-at", 7, "--nan-rank", 1)
-    assert done.returncode == 0, done.stderr[-2000:]
+    store = with_a_nan(kind, ranks)
     runs = {rank: recorded(store, id_) for rank, id_ in ids_by_rank(store).items()}
     assert sorted(runs) == list(range(ranks))
     assert len({run.info.spec.group for run in runs.values()}) == 1
@@ -63,14 +77,19 @@ def test_a_nan_of_rank_1_is_found_and_parameters_count_once(
         assert total == (ranks * per_rank or ELEMENTS)
 
 
-def test_the_merged_gradients_are_the_whole_gradients(tmp_path: Path) -> None:
-    """FSDP2's parts against the same training's gradients under DDP, which every rank has whole."""
+@pytest.mark.slow  # alone, it runs the training
+def test_the_merged_gradients_are_the_whole_gradients(
+    with_a_nan: Callable[[str, int], Path],
+) -> None:
+    """FSDP2's parts against the same training's gradients under DDP, which every rank has whole:
+    those of the first step, where the weights are the same."""
     rows = {}
     for kind in ("ddp", "fsdp"):
-        store = tmp_path / f"{kind}.db"
-        assert torchrun(2, kind, store, "--steps", 1).returncode == 0
+        store = with_a_nan(kind, 2)
         runs = [recorded(store, id_) for id_ in ids_by_rank(store).values()]
-        frame = merged([f for run in runs for f in run.frames[Role.WEIGHT_GRAD]])
+        frames = [f for run in runs for f in run.frames[Role.WEIGHT_GRAD] if f.step == 0]
+        assert frames
+        frame = merged(frames)
         rows[kind] = {m: frame.row_of(m) for m in sorted(set(frame.modules))}
     assert rows["ddp"].keys() == rows["fsdp"].keys()
     for module, row in rows["ddp"].items():
@@ -88,12 +107,13 @@ def test_nothing_more_is_sent_between_ranks(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-def test_a_sharded_capsule_is_not_run_with_other_weights(tmp_path: Path) -> None:
+@pytest.mark.slow  # alone, it runs the training
+def test_a_sharded_capsule_is_not_run_with_other_weights(
+    tmp_path: Path, with_a_nan: Callable[[str, int], Path]
+) -> None:
     """Fresh weights were taken for those of the step, and a finite result for a verdict."""
-    store = tmp_path / "runs.db"
-    done = torchrun(2, "fsdp", store, "--steps", 6, "--nan-at", 3, "--nan-rank", 0)
-    assert done.returncode == 0, done.stderr[-2000:]
-    run = recorded(store, ids_by_rank(store)[0])
+    store = with_a_nan("fsdp", 2)
+    run = recorded(store, ids_by_rank(store)[1])
     capsule = run.of("capsule")[0]
     assert not any("ampscope replay" in alarm.text for alarm in run.of("alarm"))
     build = tmp_path / "net.py"
