@@ -1,12 +1,13 @@
-"""The page Home: three ways in, the demo, and the newest verdicts with what to do."""
+"""The page Home: the ways in, the demo, and the newest verdicts with what to do."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import streamlit as st
 
+from ampscope import extensions
 from ampscope.analysis.ranks import is_rank
 from ampscope.control import Control
 from ampscope.number_words import plural
@@ -32,18 +33,18 @@ PRECISIONS = ("fp16-noscaler", "fp16", "fp32")
 GROUP = "demo"  # the URL's name for the demo's group
 _OPENS = "demo-opens"  # session key: this session started the demo and waits for its result
 SHOWN_CASE = "c04_vae_decoder.py"  # diagnosed and cured in 9 s, of the zoo's quickest
-SHOWN_LESSON = 3  # underflow: the measurement that explains loss scaling takes 4 s
 CARDS = 4
 NEWEST = 5  # other runs, in short
 ANSWER_LENGTH = 300
 
 
-def show_doors(*, is_empty: bool, ask_lesson: Callable[[int], None]) -> None:
-    """Three ways in, always: each names a question, and has a page, a command, or a button that
+def show_doors(*, is_empty: bool) -> None:
+    """The ways in, always: each names a question, and has a page, a command, or a button that
     shows it at work. ``is_empty``: nothing is recorded yet, and each door offers something to see.
-    ``ask_lesson`` notes that the reader asks for a lesson's measurement."""
+    """
     may_start = is_empty and permissions.is_trusted()
-    diverged, half, learn = st.columns(3, border=True)
+    others = extensions.home_doors()
+    diverged, half, *places = st.columns(2 + len(others), border=True)
     with diverged:
         st.markdown("**My training diverged or stopped learning**")
         st.markdown("Diagnose the unchanged script: the cause, the line, and a fix that was run.")
@@ -60,19 +61,9 @@ def show_doors(*, is_empty: bool, ask_lesson: Callable[[int], None]) -> None:
             _demo()
         else:
             links.link(links.NEW_PROBE if permissions.is_trusted() else links.RUNS)
-    with learn:
-        st.markdown("**Learn mixed precision**")
-        st.markdown(
-            "Lessons that measure on this machine: predict, run, and compare; for yourself, or as "
-            "the teacher of a class."
-        )
-        if permissions.is_trusted():
-            st.code("ampscope dashboard --classroom", language="bash", wrap_lines=True)
-        if is_empty:
-            _lesson(ask_lesson)
-        else:
-            links.link(links.LESSON_ENTRIES[1], f"Lesson {links.LESSON_ENTRIES[1].title}")
-        links.link(links.LEARN, "All lessons")
+    for place, door in zip(places, others, strict=True):
+        with place:
+            extensions.load(door)(is_empty=is_empty)
 
 
 def _command(first: str, rest: str) -> None:
@@ -118,17 +109,6 @@ def invited_specs() -> list[RunSpec]:
         )
         for precision in PRECISIONS
     ]
-
-
-def _lesson(ask: Callable[[int], None]) -> None:
-    st.markdown(
-        "Or see one at work: a small GPT's gradients in fp16, and how a loss scale saves them. It "
-        "takes a few seconds."
-    )
-    if st.button("Run a lesson", type="primary", key="run-lesson"):
-        ask(SHOWN_LESSON)
-        query = {f"guess{SHOWN_LESSON}": "show"}
-        st.switch_page(links.LESSON_ENTRIES[SHOWN_LESSON].page(), query_params=query)
 
 
 def follow() -> bool:

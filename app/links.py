@@ -18,7 +18,6 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ampscope import extensions
-from ampscope.lessons.catalog import LESSONS, LessonInfo
 from app.text import code, cut, escape
 
 T = TypeVar("T", bound=Hashable)
@@ -38,6 +37,7 @@ class Entry:
     section: str
     in_sidebar: bool = True
     draw: Callable[[], None] | None = None
+    for_teacher: bool = False  # in the sidebar of a class's teacher alone
 
     @property
     def file(self) -> Path:
@@ -61,24 +61,19 @@ def _entry(name: str, title: str, icon: str, section: str = "", within: str = ""
     return Entry(name, title, f":material/{icon}:", section or within, not within)
 
 
-def _lesson(info: LessonInfo) -> Entry:
-    """Named by number and id, so that addresses sort as lessons do."""
-    name, title = f"learn_{info.number:02d}_{info.id}", f"{info.number} {info.title}"
-    draw = functools.partial(_draw_lesson, info.id)
-    return Entry(name, title, f":material/{info.icon}:", "Learn", False, draw)
+def _of_extension(page: extensions.Page) -> Entry:
+    icon = f":material/{page.icon}:"
+    draw = functools.partial(_draw, page.draw) if page.draw else None
+    return Entry(page.name, page.title, icon, page.within, page.in_sidebar, draw, page.for_teacher)
 
 
-def _draw_lesson(lesson: str) -> None:
-    extensions.load(f"app.learn.{lesson}:LESSON").show()
+def _draw(where: str) -> None:
+    extensions.load(where)()
 
 
-# By number, and by the page's name; those of extensions that are there.
-LESSON_ENTRIES = {one.number: _lesson(one) for one in LESSONS.values()}
+# By the page's name; those of extensions that are there.
 EXTENSION_PAGES = {page.name: page for page in extensions.pages()}
-EXTENSION_ENTRIES = {
-    page.name: _entry(page.name, page.title, page.icon, within=page.within)
-    for page in EXTENSION_PAGES.values()
-}
+EXTENSION_ENTRIES = {name: _of_extension(page) for name, page in EXTENSION_PAGES.items()}
 # In the order of the navigation, which is that of need: what is wrong, what was run, what this
 # machine does, how it works, what to look up. Those that other pages link to have names.
 ENTRIES = (
@@ -96,12 +91,10 @@ ENTRIES = (
     BATCH_SIZE := _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine"),
     HARDWARE := _entry("hardware", "Hardware", "memory", "This machine"),
     CORES := _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine"),
-    LEARN := _entry("learn", "Learn", "school", "Learn"),
-    *LESSON_ENTRIES.values(),
+    *(entry for entry in EXTENSION_ENTRIES.values() if entry.section == "Learn"),
     ZOO := _entry("zoo", "Zoo", "pets", "Learn"),
-    CLASSROOM := _entry("classroom", "Class", "groups", "Learn"),
     OP_LISTS := _entry("op_lists", "Op lists", "list_alt", "Reference"),
-    *EXTENSION_ENTRIES.values(),
+    *(entry for entry in EXTENSION_ENTRIES.values() if entry.section != "Learn"),
 )
 MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}
 

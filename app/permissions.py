@@ -23,8 +23,8 @@ from typing import TypeVar
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
+from ampscope import extensions
 from ampscope.errors import AmpscopeError
-from ampscope.lessons.mistakes import MISTAKES, script_path
 from ampscope.records import RunInfo, RunSpec
 from app import options, run_rows
 from app.options import Classroom
@@ -40,7 +40,6 @@ class ClassRole(StrEnum):
     GUEST = "guest"  # the class signs in, and this one has not
 
 
-_SCRIPTS = script_path(MISTAKES[0].id).parent
 TRUSTED = (ClassRole.OPERATOR, ClassRole.TEACHER)
 
 
@@ -123,7 +122,7 @@ def is_of_lesson(run: RunInfo) -> bool:
 
 def comes_with_lesson(script: str) -> bool:
     """Whether a lesson brings this script along."""
-    return Path(script).parent == _SCRIPTS
+    return Path(script).parent in extensions.class_scripts()
 
 
 def require(allowed: bool, what: str) -> None:

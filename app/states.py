@@ -18,7 +18,7 @@ from ampscope.records import RunInfo, State
 from ampscope.story.palette import MEASURE, NONFINITE, OUTLINE
 from ampscope.story.run_words import why_no_histograms
 from app import links, permissions
-from app.links import CLASSROOM, ENTRIES, NEW_PROBE, Entry
+from app.links import ENTRIES, NEW_PROBE, Entry
 from app.permissions import ClassRole
 from app.text import escape, plural
 
@@ -124,7 +124,7 @@ def _is_hidden(entry: Entry, who: ClassRole) -> bool:
     """What is of no use to this person is not in the navigation; its address still answers."""
     if who is ClassRole.GUEST or not entry.in_sidebar:
         return True
-    if entry is CLASSROOM:
+    if entry.for_teacher:
         return who is not ClassRole.TEACHER
     return entry is NEW_PROBE and who not in permissions.TRUSTED
 

@@ -32,9 +32,9 @@ import psutil
 from classroom_browser import Tab, opened
 from contest import setting
 
+from ampscope.ext.lessons.catalog import LESSONS, lesson_spec
 from ampscope.launcher.children import child_environment
 from ampscope.launcher.launch import follow, launch
-from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.records import State
 from ampscope.store import sharing
 from ampscope.store.reader import Reader
@@ -42,7 +42,7 @@ from ampscope.store.reader import Reader
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of waiting for a dashboard
 
-from app.links import LESSON_ENTRIES  # noqa: E402  - needs the path set above
+from app.ext.lessons.lesson_page import LESSON_ENTRIES  # noqa: E402  - needs the path set above
 from tests.helpers.browser import _free_port, _wait_until_healthy  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "classroom_load.json"

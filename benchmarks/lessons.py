@@ -27,11 +27,11 @@ from typing import Any
 
 from contest import setting
 
+from ampscope.ext.lessons.catalog import LESSONS, LessonInfo, lesson_spec
+from ampscope.ext.lessons.mistakes import MISTAKES, STEPS, script_path
 from ampscope.launcher.children import expect
 from ampscope.launcher.launch import follow, launch
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.lessons.catalog import LESSONS, LessonInfo, lesson_spec
-from ampscope.lessons.mistakes import MISTAKES, STEPS, script_path
 from ampscope.records import RunSpec
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lessons.json"

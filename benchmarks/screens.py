@@ -23,8 +23,8 @@ from typing import Any
 
 from large_run import write_run
 
+from ampscope.ext.lessons.catalog import lesson_spec
 from ampscope.launcher.launch import follow, launch
-from ampscope.lessons.catalog import lesson_spec
 from ampscope.store.reader import Reader
 
 ROOT = Path(__file__).resolve().parent.parent

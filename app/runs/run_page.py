@@ -12,10 +12,10 @@ from pathlib import Path
 
 import streamlit as st
 
+from ampscope import extensions
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
-from ampscope.lessons.catalog import lesson_title
 from ampscope.records import RunInfo
 from ampscope.render.html import to_html
 from ampscope.render.markdown import to_markdown, to_notebook
@@ -156,8 +156,10 @@ def described(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "watch":
         return f"{file_name(run.spec.workload) or 'notebook'}, watched"
-    if spec.kind == "lesson":
-        return lesson_title(spec)
+    if kind := extensions.run_kinds().get(spec.kind):
+        return str(extensions.load(kind.title)(spec))
+    if not spec.is_training and spec.kind not in _MEASURED:  # of an extension that is not there
+        return run.title
     if not spec.is_training:
         return _MEASURED[spec.kind].format(
             what=f"{file_name(run.spec.workload)} {spec.size}", precision=spec.precision

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 PACKAGE = "ampscope.ext"
@@ -27,13 +29,26 @@ PACKAGE = "ampscope.ext"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the dashboard: ``pages/NAME.py``, which imports what it shows from ``app.ext``."""
+    """A page of the dashboard: ``pages/NAME.py``, which imports what it shows from ``app.ext``, or
+    what ``draw`` names."""
 
     name: str
     title: str
     icon: str  # of Material Symbols
     within: str  # the section whose pages lead to it
     of_run: bool = False  # it shows a run: the pages of a run with steps lead to it
+    draw: str = ""  # a function that draws it, without a file in pages/
+    in_sidebar: bool = False
+    for_teacher: bool = False  # in the sidebar of a class's teacher alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKind:
+    """A kind of run (``RunSpec.kind``) that the engine keeps and reports, and does not make."""
+
+    measure: str  # in the child: of (spec, device, writer, is_cancelled), to a note
+    check: str  # before a child is started, without torch: of a spec; raises BadInput
+    title: str  # how its run is listed: of a spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +73,10 @@ class Extension:
     docs: str  # its page of documentation
     needs: tuple[str, ...] = ()  # other extensions, without which it is not there either
     commands: Mapping[str, str] = field(default_factory=dict)  # of `ampscope`, to click commands
-    pages: tuple[Page, ...] = ()
+    pages: tuple[Page, ...] | str = ()  # or what makes them, where that takes time
+    home_door: str = ""  # draws a way in on Home: of whether nothing is recorded yet
+    run_kinds: Mapping[str, RunKind] = field(default_factory=dict)
+    class_scripts: str = ""  # a folder (Path) whose scripts every member of a class may see
     # What `diagnose` writes its result as, by the option's name: functions of a DiagnosisResult to
     # the file's text.
     documents: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +140,25 @@ def simulated_device() -> str:
 
 def pages() -> tuple[Page, ...]:
     """Of all extensions."""
-    return tuple(page for one in all_extensions().values() for page in one.pages)
+    every = [one.pages for one in all_extensions().values()]
+    return tuple(page for own in every for page in (load(own)() if isinstance(own, str) else own))
+
+
+def home_doors() -> list[str]:
+    """What draws a way in on Home."""
+    return [one.home_door for one in all_extensions().values() if one.home_door]
+
+
+def run_kinds() -> dict[str, RunKind]:
+    """By ``RunSpec.kind``, beside the engine's own."""
+    return {kind: how for one in all_extensions().values() for kind, how in one.run_kinds.items()}
+
+
+@functools.cache
+def class_scripts() -> frozenset[Path]:
+    """Folders of scripts that every member of a class may see."""
+    every = [one.class_scripts for one in all_extensions().values()]
+    return frozenset(load(where) for where in every if where)
 
 
 def codes() -> dict[str, Any]:
@@ -136,9 +172,9 @@ def codes() -> dict[str, Any]:
 
 
 def load(where: str) -> Any:
-    """The object that "module:object" names; imports its module."""
+    """The object that "module:object" names, or "module:object.attribute"; imports its module."""
     module, _, name = where.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def _merged(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from ampscope import extensions
 from ampscope.diagnosis.load import judge_again
 from ampscope.records import Event, RunSpec
 from ampscope.store.reader import Reader
-from app.learn import lesson_runs
 from app.links import ENTRIES
 from app.runs import actions, diagnoses
 from tests.helpers import script_stores, stores, watched_stores
@@ -35,10 +35,11 @@ def test_an_empty_store_offers_the_demo_and_creates_no_file(
 ) -> None:
     app = open_page("home")
     assert app.title[0].value == "Home"
-    assert [button.key for button in app.button] == ["run-case", "run-demo", "run-lesson"]
+    others = ["run-lesson"] if "lessons" in extensions.all_extensions() else []
+    assert [button.key for button in app.button] == ["run-case", "run-demo", *others]
     said = words(app)
     assert "My training diverged or stopped learning" in said
-    assert "Learn mixed precision" in said
+    assert ("Learn mixed precision" in said) == bool(others)
     assert ("Diagnose a script", "") in links(app)  # of one's own, too
     assert all(code.value.startswith("ampscope ") for code in app.code)
     assert "torch" in app.caption[0].value
@@ -65,23 +66,6 @@ def test_the_demo_is_three_runs_of_one_model_with_a_small_loss(
     assert len({s.loss_factor for s in started}) == 1
     assert started[0].loss_factor < 1
     assert {s.group for s in started} == {app.query_params["demo"]}
-
-
-def test_the_lesson_s_door_opens_it_and_measures(
-    open_page: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[RunSpec] = []
-
-    def launch(spec: RunSpec, store: Path) -> str:
-        started.append(spec)
-        return stores.queued(store, spec)
-
-    monkeypatch.setattr(lesson_runs, "launch", launch)
-    app = open_page("home").button(key="run-lesson").click().run()
-    assert not app.exception
-    assert app.title[0].value.startswith("3 ")
-    assert [(spec.kind, spec.workload) for spec in started] == [("lesson", "underflow")]
-    assert "Measuring on this machine." in words(app)
 
 
 def test_a_row_of_the_runs_has_one_link(open_page: Open, store_path: Path) -> None:

@@ -23,7 +23,7 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ampscope import loopback
+from ampscope import extensions, loopback
 from ampscope.cli import dashboard as cli
 from ampscope.cli.main import main as command
 from app import permissions, server
@@ -268,6 +268,7 @@ def test_a_value_of_another_type_counts_as_none(either: Running) -> None:
     assert "New probe" in said
 
 
+@pytest.mark.skipif("lessons" not in extensions.all_extensions(), reason="two pages of lessons")
 def test_a_widget_of_another_page_is_no_widget_here(either: Running) -> None:
     """A forged click on the switch of the lesson before ended in an error of the page."""
 

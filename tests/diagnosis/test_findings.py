@@ -179,11 +179,8 @@ def test_a_rule_is_named_after_its_file_and_explains_causes_that_rank_later(name
 
 
 ENGINE = Path(ampscope.__file__).parent
-# The same words for something else: a fact that ops record, and the id of a lesson.
-NO_CAUSES = {
-    ("capture/script/op_uses.py", "fully_masked_row"),
-    ("lessons/mistakes.py", "clip_before_unscale"),
-}
+# The same word for something else: a fact that ops record.
+NO_CAUSES = {("capture/script/op_uses.py", "fully_masked_row")}
 
 
 def causes_named(path: str, text: str) -> Iterator[tuple[str, str]]:

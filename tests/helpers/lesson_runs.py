@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ampscope.lessons.catalog import lesson_spec
+from ampscope.ext.lessons.catalog import lesson_spec
 from ampscope.records import Curve, Machine, Reading, Result, State
 from ampscope.runner.probe import arithmetic
 from ampscope.store.writer import RunWriter
@@ -43,7 +43,7 @@ def _measured(lesson: str, asked: tuple[tuple[str, str], ...]) -> tuple[Result, 
 
 def _measure(lesson: str, asked: tuple[tuple[str, str], ...]) -> tuple[Result, ...]:
     spec = lesson_spec(lesson, **dict(asked))
-    module = importlib.import_module(f"ampscope.lessons.{lesson}")
+    module = importlib.import_module(f"ampscope.ext.lessons.{lesson}")
     torch.manual_seed(spec.seed)
     rules = contextlib.nullcontext() if spec.policy == "native" else arithmetic("rehearsal")
     with rules:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from ampscope.lessons.catalog import LESSONS
-from app.learn import mistakes
-from app.learn.lesson_page import Lesson, MeasuredLesson
+from ampscope.ext.lessons.catalog import LESSONS
+from app.ext.lessons import mistakes
+from app.ext.lessons.lesson_page import Lesson, MeasuredLesson
 
 
 def all_lessons() -> list[Lesson]:
     """In their order."""
-    return [importlib.import_module(f"app.learn.{name}").LESSON for name in LESSONS]
+    return [importlib.import_module(f"app.ext.lessons.{name}").LESSON for name in LESSONS]
 
 
 def examples() -> Mapping[str, Mapping[str, str]]:

@@ -16,10 +16,10 @@ import pytest
 
 from ampscope.launcher import children
 from ampscope.launcher.launch import follow, launch
-from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunInfo, State
 
-SPEC = lesson_spec("accumulate")
+lessons = pytest.importorskip("ampscope.ext.lessons.catalog")
+SPEC = lessons.lesson_spec("accumulate")
 
 
 def waiting(pid: int) -> list[psutil.Process]:

@@ -25,7 +25,7 @@ from ampscope.story.build import document
 from ampscope.story.document import Part, Table
 from ampscope.story.run_words import file_name, rules, rules_in_full, why_no_histograms
 from ampscope.story.shared import base
-from tests.helpers import core_results, lesson_runs, made_comparisons, made_rates, stores
+from tests.helpers import core_results, made_comparisons, made_rates, stores
 
 
 def part_of(store: Path, run: str) -> Part:
@@ -63,7 +63,7 @@ def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
     run = made_comparisons.stored(store, "bench", rates)
     assert missing(part_of(store, run))["1 rate"] == "This device has no fp16 matmul."
     slow: list[Result] = [Reading("too slow here", "fp16", 0.4, "512")]
-    run = lesson_runs.keep(store, "speed", tuple(slow))
+    run = made_comparisons.stored(store, "lesson", slow)
     assert "took too long" in missing(part_of(store, run))["1 rate, of fp16"]
     matmul = core_results.linear(64, 64, 64, 1e-3, None)
     run = core_results.stored(store, [matmul], state=State.RUNNING)

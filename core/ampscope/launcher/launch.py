@@ -12,7 +12,6 @@ from pathlib import Path
 from ampscope import extensions
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher.children import spawn
-from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.privacy import leave
 from ampscope.pythons import TORCH, framework
@@ -76,8 +75,8 @@ def checked(spec: RunSpec) -> RunSpec:
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
-    if spec.kind == "lesson":
-        checked_lesson(spec)
+    if kind := extensions.run_kinds().get(spec.kind):
+        extensions.load(kind.check)(spec)
     elif spec.kind != "bench":  # which measures the machine alone
         _check_workload(spec.workload)
     return spec

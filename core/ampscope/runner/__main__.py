@@ -8,7 +8,6 @@ measures, and writes how it ended. Whatever happens here, the parent and the sto
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ end_with_parent()  # before torch is loaded, which takes seconds
 
 import torch  # noqa: E402
 
+from ampscope import extensions  # noqa: E402
 from ampscope.records import RunSpec  # noqa: E402
 from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn  # noqa: E402
 from ampscope.store.writer import RunWriter  # noqa: E402
@@ -41,9 +41,10 @@ def _told() -> str:
     """The run that the parent names when it has one; "" if it never does."""
     import torch
 
-    import ampscope.lessons.teach  # noqa: F401  # the likeliest to be asked for
     from ampscope.runner.probe import preload
 
+    for kind in extensions.run_kinds().values():  # the likeliest to be asked for
+        extensions.load(kind.measure)
     preload(torch.device("cpu"))
     told = sys.stdin.readline().strip()
     with open(os.devnull) as nothing:  # as for a child that was given its run at once
@@ -116,7 +117,6 @@ _MODULES = {
     "cores": "ampscope.measure.tensor_cores",
     "compare": "ampscope.measure.comparison",
     "batch": "ampscope.measure.batch_size",
-    "lesson": "ampscope.lessons.teach",
 }
 
 
@@ -124,8 +124,9 @@ def measure(
     spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
 ) -> str:
     """Do it; one sentence on what could not be measured, or nothing. Raises Cancelled."""
-    module = importlib.import_module(_MODULES[spec.kind])
-    note: str = module.measure(spec, device, writer, is_cancelled)
+    kind = extensions.run_kinds().get(spec.kind)
+    do = extensions.load(kind.measure if kind else f"{_MODULES[spec.kind]}:measure")
+    note: str = do(spec, device, writer, is_cancelled)
     return note
 
 

@@ -1,6 +1,0 @@
-"""The lessons: one module each, named as the measurement in ``ampscope.lessons``.
-
-A lesson is a question, what is drawn of its measurement, and lines for the reader's own code;
-`lesson_page` gives all of them one shape, `prediction` asks the question, `lesson_runs` measures,
-`lesson_diagnosis` diagnoses a lesson's script, `large_type` and `references` are for all lessons.
-"""
