@@ -19,6 +19,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from ampscope import extensions
 from ampscope.lessons.catalog import LESSONS, LessonInfo
+from ampscope.measurements import KINDS
 from app.text import code, cut, escape
 
 T = TypeVar("T", bound=Hashable)
@@ -61,6 +62,10 @@ def _entry(name: str, title: str, icon: str, section: str = "", within: str = ""
     return Entry(name, title, f":material/{icon}:", section or within, not within)
 
 
+def _extensions_of(*sections: str) -> list[Entry]:
+    return [entry for entry in EXTENSION_ENTRIES.values() if entry.section in sections]
+
+
 def _lesson(info: LessonInfo) -> Entry:
     """Named by number and id, so that addresses sort as lessons do."""
     name, title = f"learn_{info.number:02d}_{info.id}", f"{info.number} {info.title}"
@@ -76,8 +81,8 @@ def _draw_lesson(lesson: str) -> None:
 LESSON_ENTRIES = {one.number: _lesson(one) for one in LESSONS.values()}
 EXTENSION_PAGES = {page.name: page for page in extensions.pages()}
 EXTENSION_ENTRIES = {
-    page.name: _entry(page.name, page.title, page.icon, within=page.within)
-    for page in EXTENSION_PAGES.values()
+    name: Entry(name, page.title, f":material/{page.icon}:", page.within, page.in_sidebar)
+    for name, page in EXTENSION_PAGES.items()
 }
 # In the order of the navigation, which is that of need: what is wrong, what was run, what this
 # machine does, how it works, what to look up. Those that other pages link to have names.
@@ -92,8 +97,7 @@ ENTRIES = (
     LOSS_SCALE := _entry("loss_scale", "Loss scale", "show_chart", within="Trainings"),
     TELEMETRY := _entry("telemetry", "Telemetry", "speed", within="Trainings"),
     SOURCE := _entry("source", "Source", "code", within="Trainings"),
-    COMPARE := _entry("compare", "Compare", "compare_arrows", "This machine"),
-    BATCH_SIZE := _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine"),
+    *_extensions_of("Trainings", "This machine"),
     HARDWARE := _entry("hardware", "Hardware", "memory", "This machine"),
     CORES := _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine"),
     LEARN := _entry("learn", "Learn", "school", "Learn"),
@@ -101,9 +105,12 @@ ENTRIES = (
     ZOO := _entry("zoo", "Zoo", "pets", "Learn"),
     CLASSROOM := _entry("classroom", "Class", "groups", "Learn"),
     OP_LISTS := _entry("op_lists", "Op lists", "list_alt", "Reference"),
-    *EXTENSION_ENTRIES.values(),
+    *_extensions_of("Learn", "Reference"),
 )
-MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}
+# By RunSpec.kind; lessons, which have pages of their own, are not among them.
+MEASUREMENT_PAGES = {
+    kind.name: entry for kind in KINDS.values() for entry in ENTRIES if entry.name == kind.page
+}
 
 
 def link(entry: Entry, label: str = "", icon: str = "", **query: str) -> None:

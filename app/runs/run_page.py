@@ -16,6 +16,7 @@ from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
+from ampscope.measurements import KINDS
 from ampscope.records import RunInfo
 from ampscope.render.html import to_html
 from ampscope.render.markdown import to_markdown, to_notebook
@@ -32,12 +33,6 @@ from app.text import ago, code, cut, escape, percent, plural, power_of_two
 # step is to be on the screen within 2 s (benchmarks/results/live_pages.json).
 FOLLOW_EVERY_S = 0.6
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
-_MEASURED = {
-    "bench": "What this machine reaches",
-    "cores": "Tensor Cores in {what} {precision}",
-    "compare": "Precisions compared on {what}",
-    "batch": "Largest batch of {what}",
-}
 ALL = "all"
 NOTEBOOK = "application/x-ipynb+json"
 
@@ -159,9 +154,9 @@ def described(run: RunInfo) -> str:
     if spec.kind == "lesson":
         return lesson_title(spec)
     if not spec.is_training:
-        return _MEASURED[spec.kind].format(
-            what=f"{file_name(run.spec.workload)} {spec.size}", precision=spec.precision
-        )
+        title = KINDS[spec.kind].title if spec.kind in KINDS else "Measurement of {what}"
+        what = f"{file_name(run.spec.workload)} {spec.size}"
+        return title.format(what=what, precision=spec.precision)
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{file_name(run.spec.workload)} {Control(spec.control).words}"
     return f"{file_name(run.spec.workload)} {spec.size} {spec.mode}"

@@ -33,6 +33,7 @@ class Page:
     title: str
     icon: str  # of Material Symbols
     within: str  # the section whose pages lead to it
+    in_sidebar: bool = False
     of_run: bool = False  # it shows a run: the pages of a run with steps lead to it
 
 
@@ -52,6 +53,22 @@ class Framework:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of measurement: what a run does that records no training. :mod:`ampscope.measurements`
+    describes the engine's own in the same way."""
+
+    name: str  # RunSpec.kind, one of records.MEASUREMENT_KINDS
+    # Of (spec, device, writer, is_cancelled), in a child process: one sentence on what could not be
+    # measured, or nothing.
+    measure: str
+    title: str = ""  # of a run that has no label; {what} is its workload and size
+    page: str = ""  # the name of the page that shows its runs
+    told: str  # of (run, results): the title of its report, and what was measured as blocks
+    gaps: str = ""  # of (run, results): what its report does not show, and why, as pairs
+    least_precisions: int = 0  # of a kind that measures several; 0 for one alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension adds to the engine."""
 
@@ -67,6 +84,7 @@ class Extension:
     job_engines: Mapping[str, str] = field(default_factory=dict)
     frameworks: tuple[Framework, ...] = ()
     workloads: Mapping[str, str] = field(default_factory=dict)  # functions of (name, seed)
+    kinds: tuple[Kind, ...] = ()
     # Makes a script find a CUDA device: from a DeviceProfile a context manager of a SimulatedDevice
     # (both in policy.device_profiles).
     simulated_device: str = ""
@@ -110,6 +128,11 @@ def workloads() -> dict[str, str]:
 def frameworks() -> dict[str, Framework]:
     """By name; PyTorch is the engine's own."""
     return {each.name: each for one in all_extensions().values() for each in one.frameworks}
+
+
+def kinds() -> dict[str, Kind]:
+    """Of measurements, by name; the engine has some of its own."""
+    return {each.name: each for one in all_extensions().values() for each in one.kinds}
 
 
 def simulated_device() -> str:

@@ -39,23 +39,8 @@ def missing(part: Part) -> dict[str, str]:
     return {row[0]: row[1] for table in tables for row in table.rows}
 
 
-def test_a_comparison_says_what_it_lacks(tmp_path: Path) -> None:
-    results = [r for r in made_comparisons.compared() if getattr(r, "is_base", True)]
-    run = made_comparisons.stored(tmp_path / "a.db", "compare", results)
-    assert set(missing(part_of(tmp_path / "a.db", run))) == {"A GPU", "Energy", "Telemetry"}
-    half = [r for r in results if type(r).__name__ != "MemorySplit" or r.precision == "fp32"]
-    run = made_comparisons.stored(tmp_path / "a.db", "compare", half, State.CANCELLED, "Stopped.")
-    found = missing(part_of(tmp_path / "a.db", run))
-    assert found["Split memory in bf16"]
-    assert "Split memory in fp32" not in found
-    assert found["The rest of the measurement"] == "It is cancelled. Stopped."
-
-
-def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
+def test_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
     store = tmp_path / "a.db"
-    searched = made_comparisons.searched()[:-1]  # without where bf16's ended
-    run = made_comparisons.stored(store, "batch", searched)
-    assert missing(part_of(store, run))["The largest batch in bf16"] == "Its search did not end."
     rates: list[Result] = [
         made_rates.made("fp32", 1e12),
         made_rates.made("fp16", None, note="This device has no fp16 matmul."),

@@ -13,9 +13,9 @@ from rich.table import Table
 from ampscope.cli import options
 from ampscope.cli.progress import measured
 from ampscope.cli.tables import plain_table
-from ampscope.compare import comparison
-from ampscope.compare.verdict import claims, comparison_json, verdict
 from ampscope.errors import BadInput
+from ampscope.ext.compare import comparison
+from ampscope.ext.compare.verdict import claims, comparison_json, verdict
 from ampscope.files import write_whole
 from ampscope.hardware.describe import describe_machine, uses_cuda
 from ampscope.number_words import binary_size, seconds

@@ -25,8 +25,8 @@ from ampscope.records import (
     Result,
     RunInfo,
     StepTimes,
-    Timing,
 )
+from ampscope.story.measurement import quartiles
 
 BASES = ("fp32", "tf32")  # what the others are compared with, where it was measured
 
@@ -162,13 +162,6 @@ def _figures(base: PrecisionResults | None, price: float) -> tuple[tuple[str, Ce
         ("energy per step, idle too", _energy),
         ("a million samples cost", partial(_cost, price)),
     )
-
-
-def quartiles(timing: Timing) -> str:
-    """ "180–191 ms (56 steps)" """
-    factor, unit = (1e3, "ms") if timing.high_s < 1 else (1.0, "s")
-    low, high = timing.low_s * factor, timing.high_s * factor
-    return f"{low:.3g}–{high:.3g} {unit} ({timing.repeats} steps)"
 
 
 def _of(value: object, text: Callable[..., str]) -> str:

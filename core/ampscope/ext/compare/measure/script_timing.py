@@ -271,8 +271,8 @@ def _status_bytes(name: str) -> int:
 
 # An untouched script in one precision, as a process.
 #
-#     python -m ampscope.measure.script_timing --precision bf16 --steps 30 --seconds 20 --seed 0 \
-#         --out FILE SCRIPT ARGS…
+#     python -m ampscope.ext.compare.measure.script_timing --precision bf16 --steps 30 \
+#         --seconds 20 --seed 0 --out FILE SCRIPT ARGS…
 #
 # writes one JSON object: seconds and loss of each step, memory, what stood in the way. It ends the
 # script after its steps, or when the time is over.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ampscope.compare.comparison import (
+from ampscope.ext.compare.comparison import (
     BASES,
     LossChange,
     PrecisionResults,

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from ampscope.compare.comparison import (
+from ampscope.ext.compare.comparison import (
     LossChange,
     by_precision,
     cost_per_million,
@@ -16,8 +16,8 @@ from ampscope.compare.comparison import (
     sentence,
     speedup,
 )
-from ampscope.compare.comparison import batches_by_precision as searches_of
-from ampscope.compare.verdict import (
+from ampscope.ext.compare.comparison import batches_by_precision as searches_of
+from ampscope.ext.compare.verdict import (
     Pays,
     batch_at_the_same_memory,
     claims,
