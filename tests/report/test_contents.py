@@ -20,7 +20,7 @@ from ampscope.records import (
 )
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
-from ampscope.story import shared
+from ampscope.story import measurement, shared
 from ampscope.story.build import document
 from ampscope.story.document import Part, Table
 from ampscope.story.run_words import file_name, rules, rules_in_full, why_no_histograms
@@ -138,6 +138,17 @@ def test_an_axis_is_logarithmic_from_two_decades_on(
     values: tuple[float, ...], expected: int
 ) -> None:
     assert base(values) == expected
+
+
+def test_what_an_extension_measured_is_told_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurement, "KINDS", {})
+    run = made_comparisons.stored(tmp_path / "a.db", "batch", made_comparisons.searched())
+    part = part_of(tmp_path / "a.db", run)
+    assert part.title == "Measurement (batch)."
+    (measured,) = [s for s in part.sections if s.title == "Measured"]
+    assert any(isinstance(block, Table) for block in measured.blocks)
 
 
 MEASUREMENTS: dict[str, Callable[[], list[Result]]] = {
