@@ -11,7 +11,7 @@ import streamlit as st
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.analysis.training import finite_parts
-from ampscope.ext.compare import comparison
+from ampscope.ext.compare import batches, comparison
 from ampscope.ext.compare.verdict import claims, comparison_json, verdict
 from ampscope.number_words import seconds
 from ampscope.policy.autocast_lists import PRECISIONS
@@ -279,11 +279,11 @@ def batch_form() -> None:
 
 def show_batches(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
-    searches = comparison.batches_by_precision(store.results(run))
+    searches = batches.batches_by_precision(store.results(run))
     if not searches:
         states.nothing_recorded("The first trial is being made.", "")
         return
-    chart.sentence(comparison.sentence(searches))
+    chart.sentence(batches.sentence(searches))
     chart.key_figures([_figure(search) for search in searches[: chart.MAX_KEY_FIGURES]])
     if any(t.step for s in searches for t in s.trials):
         chart.see(_seen(searches))
@@ -293,14 +293,14 @@ def show_batches(run: RunInfo) -> None:
         st.dataframe(_frame(searches), hide_index=True, height="content")
     chart.file(
         "Everything as JSON",
-        lambda: comparison.searches_json(run, searches).encode(),
+        lambda: batches.searches_json(run, searches).encode(),
         f"batch-size-{run.id}.json",
         "application/json",
         key="bs-json",
     )
 
 
-def _figure(search: comparison.BatchSearch) -> KeyFigure:
+def _figure(search: batches.BatchSearch) -> KeyFigure:
     found, said = search.largest, search.prediction
     value = "searching" if found is None else f"{found.samples:,}"
     predicted = "Not predicted: this needs two trials that fit, the larger one with more memory."
@@ -312,7 +312,7 @@ def _figure(search: comparison.BatchSearch) -> KeyFigure:
     return KeyFigure(f"Largest batch in {search.precision}", value, predicted)
 
 
-def _seen(searches: tuple[comparison.BatchSearch, ...]) -> str:
+def _seen(searches: tuple[batches.BatchSearch, ...]) -> str:
     words = [
         f"{s.precision} reaches nine tenths of its best throughput with {s.knee.samples:,} samples"
         if s.levels_off
@@ -325,7 +325,7 @@ def _seen(searches: tuple[comparison.BatchSearch, ...]) -> str:
     return f"{'; '.join(words)}.{more}"
 
 
-def _frame(searches: tuple[comparison.BatchSearch, ...]) -> pd.DataFrame:
+def _frame(searches: tuple[batches.BatchSearch, ...]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.ext.compare.comparison import BatchSearch, PrecisionResults
+from ampscope.ext.compare.batches import BatchSearch
+from ampscope.ext.compare.comparison import PrecisionResults
 from ampscope.records import StepTimes
 from ampscope.story.palette import OUTLINE, dtype_color
 from app.figures import ABOVE
@@ -71,14 +72,12 @@ def _phase_ms(times: StepTimes, place: int) -> float | None:
     return None if phase is None else phase.median_s * 1e3
 
 
-# Samples per second against the batch size: a line per precision, dotted where it did not fit.
-
-
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star")
 
 
 def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
-    """Both axes are logarithmic: a line that bends flat has no use for a larger batch."""
+    """Samples per second against the batch size: a line per precision, dotted where it did not fit.
+    Both axes are logarithmic: a line that bends flat has no use for a larger batch."""
     figure = go.Figure()
     for place, search in enumerate(searches):
         _add_throughput(figure, search, SYMBOLS[place % len(SYMBOLS)])
@@ -113,16 +112,11 @@ def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None
         "<extra></extra>",
     )
     knee, largest = search.knee, search.largest
-    if knee is not None:
+    if knee is not None:  # annotations on a logarithmic axis stand at the exponent
         figure.add_annotation(
-            x=_log(knee.samples), y=_log(knee.samples_s or 1), showarrow=True, ay=-34,
+            x=math.log10(knee.samples), y=math.log10(knee.samples_s or 1), showarrow=True, ay=-34,
             text="throughput stops growing here" if search.levels_off else "fastest that was timed",
             arrowcolor=color,
         )  # fmt: skip
     if largest is not None and largest.too_many:
         figure.add_vline(x=largest.too_many, line={"color": color, "dash": "dot", "width": 2})
-
-
-def _log(value: float) -> float:
-    """Annotations on a logarithmic axis stand at the exponent."""
-    return math.log10(value)

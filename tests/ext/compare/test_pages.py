@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.ext.compare.comparison import batches_by_precision as searches_of
+from ampscope.ext.compare.batches import batches_by_precision as searches_of
 from ampscope.ext.compare.comparison import by_precision
 from ampscope.records import RunSpec, Sample, State
 from ampscope.store.writer import RunWriter

@@ -1,8 +1,8 @@
 """Precisions side by side on this machine, and the largest batch that fits in each.
 
-`measure` is what the child processes do. `comparison` and `verdict` are pure views over the records
-that they wrote, without torch: ratios, whether losses differ, whether AMP pays. `cli`, `report` and
-the pages in app.ext say it.
+`measure` is what the child processes do. `comparison`, `verdict` and `batches` are pure views over
+the records that they wrote, without torch: ratios, whether losses differ, whether AMP pays, where
+throughput levels off. `cli`, `report` and the pages in app.ext say it.
 """
 
 from ampscope.extensions import Extension, Kind, Page

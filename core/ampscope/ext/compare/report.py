@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ampscope import records
 from ampscope.analysis.training import finite_parts
-from ampscope.ext.compare import comparison
+from ampscope.ext.compare import batches, comparison
 from ampscope.ext.compare.verdict import verdict
 from ampscope.number_words import binary_size, seconds
 from ampscope.story import document as doc
@@ -68,7 +68,7 @@ def _why_not_compared(of_it: Sequence[records.Result], kind: type[records.Result
 
 
 def search_told(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
-    searches = comparison.batches_by_precision(results)
+    searches = batches.batches_by_precision(results)
     rows = tuple(
         (
             search.precision,
@@ -82,7 +82,7 @@ def search_told(run: records.RunInfo, results: Sequence[records.Result]) -> Said
         for t in search.trials
     )
     columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples per second")
-    return comparison.sentence(searches), (doc.Table(columns, rows, numeric=(1, 3, 4, 5)),)
+    return batches.sentence(searches), (doc.Table(columns, rows, numeric=(1, 3, 4, 5)),)
 
 
 def search_gaps(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
