@@ -18,6 +18,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ampscope import extensions
+from ampscope.measurements import KINDS
 from app.text import code, cut, escape
 
 T = TypeVar("T", bound=Hashable)
@@ -67,6 +68,10 @@ def _of_extension(page: extensions.Page) -> Entry:
     return Entry(page.name, page.title, icon, page.within, page.in_sidebar, draw, page.for_teacher)
 
 
+def _extensions_of(*sections: str) -> list[Entry]:
+    return [entry for entry in EXTENSION_ENTRIES.values() if entry.section in sections]
+
+
 def _draw(where: str) -> None:
     extensions.load(where)()
 
@@ -87,16 +92,18 @@ ENTRIES = (
     LOSS_SCALE := _entry("loss_scale", "Loss scale", "show_chart", within="Trainings"),
     TELEMETRY := _entry("telemetry", "Telemetry", "speed", within="Trainings"),
     SOURCE := _entry("source", "Source", "code", within="Trainings"),
-    COMPARE := _entry("compare", "Compare", "compare_arrows", "This machine"),
-    BATCH_SIZE := _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine"),
+    *_extensions_of("Trainings", "This machine"),
     HARDWARE := _entry("hardware", "Hardware", "memory", "This machine"),
     CORES := _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine"),
-    *(entry for entry in EXTENSION_ENTRIES.values() if entry.section == "Learn"),
+    *_extensions_of("Learn"),
     ZOO := _entry("zoo", "Zoo", "pets", "Learn"),
     OP_LISTS := _entry("op_lists", "Op lists", "list_alt", "Reference"),
-    *(entry for entry in EXTENSION_ENTRIES.values() if entry.section != "Learn"),
+    *_extensions_of("Reference"),
 )
-MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}
+# By RunSpec.kind; lessons, which have pages of their own, are not among them.
+MEASUREMENT_PAGES = {
+    kind.name: entry for kind in KINDS.values() for entry in ENTRIES if entry.name == kind.page
+}
 
 
 def link(entry: Entry, label: str = "", icon: str = "", **query: str) -> None:

@@ -240,7 +240,7 @@ def _row(entry: Entry, scripts: Sequence[RunInfo]) -> None:
 def _page(run: RunInfo) -> links.Entry | None:
     """The page that answers first; the others of a run are its tabs."""
     if not run.spec.is_training:
-        return links.MEASUREMENT_PAGES[run.spec.kind]
+        return links.MEASUREMENT_PAGES.get(run.spec.kind)
     return next(iter(run_page.pages_of(run)), None)
 
 

@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import compare, links, states
+from app import links, states
+from app.ext import compare
 from app.runs import measurements
 
 st.title("Compare", anchor=False)

@@ -16,6 +16,7 @@ from ampscope import extensions
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
+from ampscope.measurements import KINDS
 from ampscope.records import RunInfo
 from ampscope.render.html import to_html
 from ampscope.render.markdown import to_markdown, to_notebook
@@ -32,12 +33,6 @@ from app.text import ago, code, cut, escape, percent, plural, power_of_two
 # step is to be on the screen within 2 s (benchmarks/results/live_pages.json).
 FOLLOW_EVERY_S = 0.6
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
-_MEASURED = {
-    "bench": "What this machine reaches",
-    "cores": "Tensor Cores in {what} {precision}",
-    "compare": "Precisions compared on {what}",
-    "batch": "Largest batch of {what}",
-}
 ALL = "all"
 NOTEBOOK = "application/x-ipynb+json"
 
@@ -156,14 +151,13 @@ def described(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "watch":
         return f"{file_name(run.spec.workload) or 'notebook'}, watched"
-    if kind := extensions.run_kinds().get(spec.kind):
-        return str(extensions.load(kind.title)(spec))
-    if not spec.is_training and spec.kind not in _MEASURED:  # of an extension that is not there
-        return run.title
     if not spec.is_training:
-        return _MEASURED[spec.kind].format(
-            what=f"{file_name(run.spec.workload)} {spec.size}", precision=spec.precision
-        )
+        if (kind := KINDS.get(spec.kind)) is None:  # of an extension that is not there
+            return run.title
+        if kind.titled:
+            return str(extensions.load(kind.titled)(spec))
+        what = f"{file_name(run.spec.workload)} {spec.size}"
+        return kind.title.format(what=what, precision=spec.precision)
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{file_name(run.spec.workload)} {Control(spec.control).words}"
     return f"{file_name(run.spec.workload)} {spec.size} {spec.mode}"

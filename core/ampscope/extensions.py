@@ -36,19 +36,10 @@ class Page:
     title: str
     icon: str  # of Material Symbols
     within: str  # the section whose pages lead to it
+    in_sidebar: bool = False
     of_run: bool = False  # it shows a run: the pages of a run with steps lead to it
     draw: str = ""  # a function that draws it, without a file in pages/
-    in_sidebar: bool = False
     for_teacher: bool = False  # in the sidebar of a class's teacher alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunKind:
-    """A kind of run (``RunSpec.kind``) that the engine keeps and reports, and does not make."""
-
-    measure: str  # in the child: of (spec, device, writer, is_cancelled), to a note
-    check: str  # before a child is started, without torch: of a spec; raises BadInput
-    title: str  # how its run is listed: of a spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +58,24 @@ class Framework:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of measurement: what a run does that records no training. :mod:`ampscope.measurements`
+    describes the engine's own in the same way."""
+
+    name: str  # RunSpec.kind, one of records.MEASUREMENT_KINDS
+    # Of (spec, device, writer, is_cancelled), in a child process: one sentence on what could not be
+    # measured, or nothing.
+    measure: str
+    title: str = ""  # of a run that has no label; {what} is its workload and size
+    titled: str = ""  # instead of that, a function of the spec
+    check: str = ""  # of the spec, before a child is started, without torch; raises BadInput
+    page: str = ""  # the name of the page that shows its runs
+    told: str  # of (run, results): the title of its report, and what was measured as blocks
+    gaps: str = ""  # of (run, results): what its report does not show, and why, as pairs
+    least_precisions: int = 0  # of a kind that measures several; 0 for one alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension adds to the engine."""
 
@@ -75,7 +84,6 @@ class Extension:
     commands: Mapping[str, str] = field(default_factory=dict)  # of `ampscope`, to click commands
     pages: tuple[Page, ...] | str = ()  # or what makes them, where that takes time
     home_door: str = ""  # draws a way in on Home: of whether nothing is recorded yet
-    run_kinds: Mapping[str, RunKind] = field(default_factory=dict)
     class_scripts: str = ""  # a folder (Path) whose scripts every member of a class may see
     # What `diagnose` writes its result as, by the option's name: functions of a DiagnosisResult to
     # the file's text.
@@ -85,6 +93,7 @@ class Extension:
     job_engines: Mapping[str, str] = field(default_factory=dict)
     frameworks: tuple[Framework, ...] = ()
     workloads: Mapping[str, str] = field(default_factory=dict)  # functions of (name, seed)
+    kinds: tuple[Kind, ...] = ()
     # Makes a script find a CUDA device: from a DeviceProfile a context manager of a SimulatedDevice
     # (both in policy.device_profiles).
     simulated_device: str = ""
@@ -132,6 +141,11 @@ def frameworks() -> dict[str, Framework]:
     return {each.name: each for one in all_extensions().values() for each in one.frameworks}
 
 
+def kinds() -> dict[str, Kind]:
+    """Of measurements, by name; the engine has some of its own."""
+    return {each.name: each for one in all_extensions().values() for each in one.kinds}
+
+
 def simulated_device() -> str:
     """What makes a script find a CUDA device; "" where nothing does."""
     found = (one.simulated_device for one in all_extensions().values())
@@ -147,11 +161,6 @@ def pages() -> tuple[Page, ...]:
 def home_doors() -> list[str]:
     """What draws a way in on Home."""
     return [one.home_door for one in all_extensions().values() if one.home_door]
-
-
-def run_kinds() -> dict[str, RunKind]:
-    """By ``RunSpec.kind``, beside the engine's own."""
-    return {kind: how for one in all_extensions().values() for kind, how in one.run_kinds.items()}
 
 
 @functools.cache

@@ -10,7 +10,14 @@ import pytest
 from ampscope.store import export, sharing
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
-from tests.helpers import browser, made_comparisons, script_stores, stores, watched_stores
+from tests.helpers import (
+    browser,
+    made_comparisons,
+    made_rates,
+    script_stores,
+    stores,
+    watched_stores,
+)
 from tests.helpers.classes import Class
 
 LABELS = ["HTML, one file", "Markdown, for an issue", "Notebook that loads the run"]
@@ -20,8 +27,8 @@ def watched(store: Path) -> str:
     return watched_stores.ended(watched_stores.begun(store, watched_stores.bad(12, 8)))
 
 
-def compared(store: Path) -> str:
-    return made_comparisons.stored(store, "compare", made_comparisons.compared())
+def benched(store: Path) -> str:
+    return made_comparisons.stored(store, "bench", list(made_rates.ceilings_of({"fp32": 1.0})))
 
 
 PAGES: dict[str, tuple[str, str, Callable[[Path], str]]] = {
@@ -30,7 +37,7 @@ PAGES: dict[str, tuple[str, str, Callable[[Path], str]]] = {
     "probe": ("gradients", "run", stores.finished),
     "failed": ("loss_scale", "run", stores.failed),
     "watched": ("training", "run", watched),
-    "comparison": ("compare", "compare", compared),
+    "measurement": ("hardware", "bench", benched),
 }
 
 

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
-from ampscope.cli import compare, diagnose, progress
-from ampscope.cli.main import main
+from ampscope import extensions
+from ampscope.cli import diagnose, progress
+from ampscope.cli.main import COMMANDS, main
 from ampscope.errors import BadInput
 from ampscope.hardware import describe
 from ampscope.hardware.describe import (
@@ -23,7 +24,7 @@ from ampscope.hardware.describe import (
     uses_cuda,
 )
 from ampscope.records import RunSpec
-from app import telemetry
+from app import links, telemetry
 from app.text import escape
 from tests.helpers.hardware_reports import CPU_TORCH, CUDA_TORCH, named, report
 from tests.helpers.nvml_replay import H100, NO_PERMISSION, SYSTEM, Refusal
@@ -115,15 +116,17 @@ def on_old_driver(monkeypatch: pytest.MonkeyPatch) -> str:
     def refuse(*_: object, **__: object) -> None:
         raise BadInput("Started.")
 
-    for module in (progress, compare):
-        monkeypatch.setattr(module, "describe_machine", lambda: found)
+    monkeypatch.setattr(progress, "describe_machine", lambda: found)
+    if where := COMMANDS.get("batch-size"):
+        asking = extensions.load(where).callback.__globals__
+        monkeypatch.setitem(asking, "describe_machine", lambda: found)
     monkeypatch.setattr(progress, "launch", refuse)
     monkeypatch.setattr(diagnose, "run_diagnosis", refuse)
     monkeypatch.setattr(diagnose, "ScriptRuns", refuse)
     return unused_gpu(found)
 
 
-MEASURED = ("probe", "compare", "tensor-cores", "batch-size")
+MEASURED = [c for c in ("probe", "compare", "tensor-cores", "batch-size") if c in COMMANDS]
 
 
 @pytest.mark.parametrize("command", [*MEASURED, "hardware", "diagnose", "run"])
@@ -157,7 +160,12 @@ def test_home_says_it(open_page: Callable[..., AppTest], monkeypatch: pytest.Mon
     monkeypatch.setattr(telemetry, "describe_machine", lambda: found)
     telemetry.machine_report.clear()
     try:
-        for page in ("home", "new_probe", "compare", "diagnosis"):
+        for page in (
+            "home",
+            "new_probe",
+            *links.EXTENSION_ENTRIES.keys() & {"compare"},
+            "diagnosis",
+        ):
             assert escape(unused_gpu(found)) in [w.value for w in open_page(page).warning], page
     finally:
         telemetry.machine_report.clear()

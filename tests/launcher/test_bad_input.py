@@ -65,6 +65,14 @@ def test_a_spec_that_cannot_work_is_refused_before_a_process_starts(
     assert not (tmp_path / "runs.db").exists()
 
 
+def test_a_measurement_whose_extension_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ampscope.launcher.launch.KINDS", {})
+    with pytest.raises(BadInput, match="The extension that measures 'compare' is not here"):
+        checked(RunSpec("gpt", kind="compare", precision="fp32,bf16"))
+
+
 def test_a_good_spec_is_let_through(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("")

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ampscope.errors import BadInput
-from ampscope.measure import batch_size as batch_size_module
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.training_steps import batch_size, memory_split, resized
-from ampscope.records import RunSpec
 from ampscope.runner.training import ObservedScaler, Training
 from ampscope.workloads.protocol import Workload
 
@@ -170,43 +167,3 @@ def test_a_batch_gets_another_size_and_keeps_its_form(samples: int) -> None:
 def test_a_batch_without_a_batch_dimension_is_named(batch: Any, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         batch_size(batch, "mine.py")
-
-
-class Search:
-    """In place of the search for one precision: what it is told to keep below."""
-
-    bounds: ClassVar[list[int]] = []
-
-    def __init__(self, *args: object) -> None:
-        pass
-
-    def run(self, limit_bytes: int) -> list[str]:
-        self.bounds.append(limit_bytes)
-        return []
-
-
-@pytest.mark.parametrize(("asked_mib", "bound_mib"), [(0, 40), (16, 16), (64, 40)])
-def test_a_memory_limit_bounds_a_gpu_as_well(
-    monkeypatch: pytest.MonkeyPatch, asked_mib: int, bound_mib: int
-) -> None:
-    """In the prediction, and in each trial; 40 MiB of the GPU are free, of 80."""
-    where = torch.device("cuda", 0)
-    spec = RunSpec("mlp", kind="batch", precision="fp32", memory_limit_mib=asked_mib)
-    monkeypatch.setattr(batch_size_module, "_Search", Search)
-    monkeypatch.setattr(batch_size_module.Trials, "free_bytes", lambda trials: 40 * 2**20)
-    batch_size_module.measure(spec, where, None, bool)  # type: ignore[arg-type]  # nothing is written
-    assert Search.bounds.pop() == bound_mib * 2**20
-
-    shares: list[float] = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda where: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())  # CUDA runs in a trial
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    facts = SimpleNamespace(total_memory=80 * 2**20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, index: shares.append(share)
-    )
-    monkeypatch.setattr(batch_size_module, "_tried", lambda *args: None)
-    batch_size_module.attempt(spec, "cuda:0", 8, 0)
-    assert shares == ([asked_mib / 80] if asked_mib else [])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DELETED = ("core/ampscope/ext", "app/ext", "tests/ext")
 COPIED = ("app", "core", "pages", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
 # What reads the door (ampscope/extensions.py) is tested in these; the others never pass it.
-AT_THE_DOOR = ("app", "cli", "launcher", "workloads", "zoo")
+AT_THE_DOOR = ("app", "cli", "launcher", "report", "workloads", "zoo")
 # These are about the repository as a whole, and about its wheel; Chromium's tests take long.
 WHOLE = ("--ignore=tests/package", "--ignore=tests/browser")
 
@@ -50,7 +50,7 @@ def test_the_commands_of_the_engine_are_left(engine: Path) -> None:
     done = run(engine, "-c", "from ampscope.cli.main import COMMANDS; print(*COMMANDS)")
     left = set(done.stdout.split())
     assert {"diagnose", "probe", "runs", "dashboard"} <= left, done.stderr
-    assert not {"preflight", "diff", "mcp", "frameworks", "check"} & left
+    assert not {"preflight", "diff", "mcp", "frameworks", "check", "compare"} & left
 
 
 @pytest.mark.parametrize("deleted", sorted(extensions.all_extensions()))

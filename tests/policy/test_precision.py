@@ -3,17 +3,14 @@
 import contextlib
 import dataclasses
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.shadow import Shadow
 from ampscope.errors import BadInput
-from ampscope.measure.script_timing import Clock, in_precision
 from ampscope.measure.training_steps import timed_step
 from ampscope.policy import precision as precision_room
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
@@ -27,6 +24,7 @@ from ampscope.records import Cadence, RunSpec
 from ampscope.runner.controls import applied
 from ampscope.runner.probe import ProbeLoop, prepare
 from ampscope.workloads.protocol import iterate
+from tests.helpers.tf32 import flags, stays_fp32, tf32_state
 
 
 @contextlib.contextmanager
@@ -38,12 +36,6 @@ def precision_context(precision, device_type):
 
 HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}
 PURE = {"fp16-pure": torch.float16, "bf16-pure": torch.bfloat16}
-
-
-def tf32_state():
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    new = (matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
-    return (*new, matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision())
 
 
 def test_modes_are_the_seven_of_the_documentation():
@@ -117,13 +109,6 @@ def test_cpu_run_leaves_the_tf32_switches_alone():
         assert tf32_state() == before
 
 
-def flags():
-    """Matmul and cudnn as torch's documentation asks for them, and the three newer switches."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    newer = {matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision}
-    return matmul.allow_tf32, cudnn.allow_tf32, newer
-
-
 def flags_of_a_step(monkeypatch, name, step):
     """Where each phase of one step finds TF32's switches; the step as it would be on CUDA."""
     monkeypatch.setattr(precision_room, "_check_hardware", lambda *_: None)
@@ -185,53 +170,8 @@ def test_the_shadow_computes_without_tf32():
     assert seen == [(False, False, {"ieee"})] * 2
 
 
-def ask_for_tf32():
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    torch.set_float32_matmul_precision("medium")
-    torch.backends.cudnn.conv.fp32_precision = "tf32"
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    torch.backends.fp32_precision = "tf32"
-
-
-@contextlib.contextmanager
-def script_in_fp32():
-    with in_precision("fp32", Clock(1, 1.0, Path("unwritten"))):
-        yield
-
-
-@pytest.mark.parametrize("control", [lambda: applied("fp32"), script_in_fp32])
-def test_the_fp32_control_is_fp32_whatever_the_script_asks_for(control):
-    before, onednn = tf32_state(), torch.backends.mkldnn.matmul
-    with control():
-        ask_for_tf32()
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
-            assert flags() == (False, False, {"ieee"})
-        weight = torch.ones(2, 2, requires_grad=True)
-        inside = []
-        output = torch.ones(2, 2) @ weight
-        output.register_hook(lambda _: inside.append((*flags(), onednn.fp32_precision)))
-        output.sum().backward()
-    assert inside == [(False, False, {"ieee"}, "ieee")]
-    assert tf32_state() == before
-    assert onednn.fp32_precision == torch.backends.fp32_precision == "none"
-
-
-def test_a_transform_on_the_cpu_does_not_take_the_models_region():
-    """The step's region is that of the model's device: a module without parameters that is called
-    before it, such as a transform of the data, opens none. Else bf16 on a GPU would be fp32."""
-    model, fakes = nn.Linear(4, 4).requires_grad_(False), FakeTensorMode()
-    for name, parameter in list(model.named_parameters()):
-        there = FakeTensor(fakes, parameter.detach().to("meta"), torch.device("xpu"))
-        setattr(model, name, nn.Parameter(there, requires_grad=False))
-    x = FakeTensor(fakes, torch.ones(2, 4, device="meta"), torch.device("xpu"))
-    with in_precision("bf16", Clock(1, 1.0, Path("unwritten"))):
-        assert nn.Softmax(-1)(torch.ones(2, 4)).dtype is torch.float32
-        assert not torch.is_autocast_enabled("cpu")
-        with fakes:
-            assert model(x).dtype is torch.bfloat16
-        assert torch.is_autocast_enabled("xpu")  # until backward
-    assert not torch.is_autocast_enabled("xpu")
+def test_the_fp32_control_is_fp32_whatever_the_script_asks_for():
+    stays_fp32(lambda: applied("fp32"))
 
 
 @pytest.mark.parametrize("before", ["none", "tf32"])

@@ -20,7 +20,7 @@ from ampscope.records import (
 )
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
-from ampscope.story import shared
+from ampscope.story import measurement, shared
 from ampscope.story.build import document
 from ampscope.story.document import Part, Table
 from ampscope.story.run_words import file_name, rules, rules_in_full, why_no_histograms
@@ -39,23 +39,8 @@ def missing(part: Part) -> dict[str, str]:
     return {row[0]: row[1] for table in tables for row in table.rows}
 
 
-def test_a_comparison_says_what_it_lacks(tmp_path: Path) -> None:
-    results = [r for r in made_comparisons.compared() if getattr(r, "is_base", True)]
-    run = made_comparisons.stored(tmp_path / "a.db", "compare", results)
-    assert set(missing(part_of(tmp_path / "a.db", run))) == {"A GPU", "Energy", "Telemetry"}
-    half = [r for r in results if type(r).__name__ != "MemorySplit" or r.precision == "fp32"]
-    run = made_comparisons.stored(tmp_path / "a.db", "compare", half, State.CANCELLED, "Stopped.")
-    found = missing(part_of(tmp_path / "a.db", run))
-    assert found["Split memory in bf16"]
-    assert "Split memory in fp32" not in found
-    assert found["The rest of the measurement"] == "It is cancelled. Stopped."
-
-
-def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
+def test_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
     store = tmp_path / "a.db"
-    searched = made_comparisons.searched()[:-1]  # without where bf16's ended
-    run = made_comparisons.stored(store, "batch", searched)
-    assert missing(part_of(store, run))["The largest batch in bf16"] == "Its search did not end."
     rates: list[Result] = [
         made_rates.made("fp32", 1e12),
         made_rates.made("fp16", None, note="This device has no fp16 matmul."),
@@ -153,6 +138,17 @@ def test_an_axis_is_logarithmic_from_two_decades_on(
     values: tuple[float, ...], expected: int
 ) -> None:
     assert base(values) == expected
+
+
+def test_what_an_extension_measured_is_told_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurement, "KINDS", {})
+    run = made_comparisons.stored(tmp_path / "a.db", "batch", made_comparisons.searched())
+    part = part_of(tmp_path / "a.db", run)
+    assert part.title == "Measurement (batch)."
+    (measured,) = [s for s in part.sections if s.title == "Measured"]
+    assert any(isinstance(block, Table) for block in measured.blocks)
 
 
 MEASUREMENTS: dict[str, Callable[[], list[Result]]] = {

@@ -168,7 +168,7 @@ KINDS: dict[str, tuple[Callable[[Path], str], str]] = {
     "cancelled probe": (stores.cancelled, "Stopped on request"),
     "watched": (watched_run, "Bad since step 8"),
     "compare": (measured("compare", made_comparisons.compared()), "bf16"),
-    "batch": (measured("batch", made_comparisons.searched()), "200 samples (208 do not)"),
+    "batch": (measured("batch", made_comparisons.searched()), "208"),
     "bench": (measured("bench", list(made_rates.ceilings_of({"fp32": 1.0}))), "1 TFLOP/s"),
     "lesson": (measured("lesson", LESSON), "Lesson gpt: measured."),
     "nothing measured": (measured("bench", []), "Nothing was measured"),

@@ -218,10 +218,10 @@ def test_processes_that_wait_for_a_run_call_nothing_of_cuda(site: Path) -> None:
     text = f"""
 {SHOW}
 import ampscope.runner.script, ampscope.runner.fork_server, ampscope.runner.__main__
-import ampscope.measure.batch_size
-from ampscope import extensions
-for kind in extensions.run_kinds().values():
-    extensions.load(kind.measure)
+import importlib
+from ampscope.measurements import KINDS
+for kind in KINDS.values():
+    importlib.import_module(kind.measure.partition(":")[0])
 from ampscope.runner.probe import preload
 torch.manual_seed(0)
 preload(torch.device("cpu"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from ampscope.compare.comparison import PrecisionResults
 from ampscope.records import MemorySplit, Result
 from app import chart
 from app.chart import KeyFigure
@@ -14,7 +14,7 @@ from app.ext.lessons import lesson_page
 from app.ext.lessons.lesson_page import MeasuredLesson, Setting
 from app.ext.lessons.prediction import Answer
 from app.ext.lessons.references import Source
-from app.figures.comparison import PARTS, memory_bars
+from app.figures.memory import PARTS, memory_bars
 from app.text import percent, size
 
 FP32, AMP, PURE = "fp32", "fp16", "fp16-pure"
@@ -38,7 +38,7 @@ def draw(results: Sequence[Result]) -> None:
     """Bars, and what each part does."""
     splits = [r for r in results if isinstance(r, MemorySplit)]
     chart.key_figures([KeyFigure(_name(s.precision), size(s.peak)) for s in splits])
-    figure = memory_bars([_measured(s) for s in splits])
+    figure = memory_bars([replace(s, precision=_name(s.precision)) for s in splits])
     lesson_page.show_chart(figure, "lesson-memory", table(splits), part_words(results))
     chart.see(pure_words(results))
 
@@ -75,11 +75,6 @@ def table(splits: Sequence[MemorySplit]) -> pd.DataFrame:
 def _split(results: Sequence[Result], precision: str) -> MemorySplit:
     found = (r for r in results if isinstance(r, MemorySplit) and r.precision == precision)
     return next(found)
-
-
-def _measured(split: MemorySplit) -> PrecisionResults:
-    """What the chart of a comparison draws, of a measurement that has memory alone."""
-    return PrecisionResults(_name(split.precision), None, (), split, None, (), None, None)
 
 
 def _name(precision: str) -> str:

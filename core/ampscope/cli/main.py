@@ -10,8 +10,6 @@ ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope report RUN --html OUT               a run or diagnosis as one file to hand on
 ampscope import FILE                         runs exported elsewhere, checked
 ampscope zoo                                 real failures, and how often the answer is right
-ampscope compare gpt --seeds 3               precisions side by side: time, memory, loss
-ampscope batch-size gpt --memory-limit 512   the largest batch, predicted, then run
 ampscope hardware                            what this machine can do
 ampscope tensor-cores gpt --precision bf16   which matmuls use Tensor Cores
 ampscope dashboard                           look at it in a browser
@@ -54,8 +52,6 @@ COMMANDS = {
     "report": "ampscope.cli.report:report",
     "import": "ampscope.cli.runs:import_runs",
     "zoo": "ampscope.cli.zoo:zoo",
-    "compare": "ampscope.cli.compare:compare",
-    "batch-size": "ampscope.cli.compare:batch_size",
     "tensor-cores": "ampscope.cli.hardware:cores",
     "hardware": "ampscope.cli.hardware:hardware",
     "dashboard": "ampscope.cli.dashboard:dashboard",

@@ -12,6 +12,7 @@ from pathlib import Path
 from ampscope import extensions
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher.children import spawn
+from ampscope.measurements import KINDS
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.privacy import leave
 from ampscope.pythons import TORCH, framework
@@ -62,6 +63,8 @@ def checked(spec: RunSpec) -> RunSpec:
     """The spec itself, before a process is started for it. Raises BadInput with what is wrong and
     what would be right."""
     _check_numbers(spec)
+    if not spec.is_training and spec.kind not in KINDS:
+        raise BadInput(f"The extension that measures {spec.kind!r} is not here.")
     _check_precisions(spec)
     if spec.framework != TORCH:
         checks = f"{framework(spec.framework).package}.checks"
@@ -75,8 +78,8 @@ def checked(spec: RunSpec) -> RunSpec:
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
-    if kind := extensions.run_kinds().get(spec.kind):
-        extensions.load(kind.check)(spec)
+    if not spec.is_training and KINDS[spec.kind].check:
+        extensions.load(KINDS[spec.kind].check)(spec)
     elif spec.kind != "bench":  # which measures the machine alone
         _check_workload(spec.workload)
     return spec
@@ -96,9 +99,9 @@ def check_device(device: str) -> None:
 
 
 def _check_precisions(spec: RunSpec) -> None:
-    several = spec.kind in ("compare", "batch")
-    names = spec.precisions if several else (spec.precision,)
-    if spec.kind == "compare" and len(names) == 1:
+    least = 0 if spec.is_training else KINDS[spec.kind].least_precisions
+    names = spec.precisions if least else (spec.precision,)
+    if len(names) == 1 < least:
         raise BadInput("A comparison takes at least two precisions, for example fp32,bf16.")
     wrong = [name for name in names if name not in PRECISIONS]
     if wrong or not names:

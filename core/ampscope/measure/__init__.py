@@ -7,9 +7,5 @@ tensor_cores   which matmuls of a step use Tensor Cores, of a workload or of a s
 kernel_log     the kernels of each matmul, from torch.profiler; oneDNN's, from its own log
 training_steps steps of one model in one precision: time, phases, casts, memory
 energy         the energy counters of a GPU and a CPU
-comparison     precisions of a workload, interleaved: step time, memory, energy, loss
-script_comparison  the same of an untouched script: a process per precision and seed
-script_timing  one run of a script in one precision, in a process of its own: times and losses
 live_bytes     which tensors live when a step needs most
-batch_size     the largest batch: extrapolated from small trials in child processes, then verified
 """

@@ -23,6 +23,7 @@ end_with_parent()  # before torch is loaded, which takes seconds
 import torch  # noqa: E402
 
 from ampscope import extensions  # noqa: E402
+from ampscope.measurements import KINDS  # noqa: E402
 from ampscope.records import RunSpec  # noqa: E402
 from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn  # noqa: E402
 from ampscope.store.writer import RunWriter  # noqa: E402
@@ -43,8 +44,8 @@ def _told() -> str:
 
     from ampscope.runner.probe import preload
 
-    for kind in extensions.run_kinds().values():  # the likeliest to be asked for
-        extensions.load(kind.measure)
+    if "lesson" in KINDS:  # the likeliest to be asked for
+        extensions.load(KINDS["lesson"].measure)
     preload(torch.device("cpu"))
     told = sys.stdin.readline().strip()
     with open(os.devnull) as nothing:  # as for a child that was given its run at once
@@ -85,8 +86,10 @@ def _work(
     from ampscope.runner.device import choose_policy, limit_memory
     from ampscope.runner.probe import drive, prepare
 
-    if not spec.is_training:
-        return measure(spec, device, writer, is_cancelled)
+    if not spec.is_training:  # a child imports the one measurement that it does
+        measure = extensions.load(KINDS[spec.kind].measure)
+        note: str = measure(spec, device, writer, is_cancelled)
+        return note
     limit_memory(spec.memory_limit_mib, device.type)
     policy = choose_policy(spec.policy, device)
     return drive(spec, prepare(spec, device), policy, writer, is_cancelled).note
@@ -106,28 +109,6 @@ def _sentence(error: BaseException, spec: RunSpec) -> str:
     if not spec.is_training:
         return f"The measurement raised {text}. The traceback is kept with the run."
     return f"The training step raised {text}. The traceback is kept with the run."
-
-
-# Which measurement a run asks for. Each is imported when it is asked for: a child does one.
-
-
-# kind of run -> module with a function `measure(spec, device, writer, is_cancelled) -> note`
-_MODULES = {
-    "bench": "ampscope.measure.rates",
-    "cores": "ampscope.measure.tensor_cores",
-    "compare": "ampscope.measure.comparison",
-    "batch": "ampscope.measure.batch_size",
-}
-
-
-def measure(
-    spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
-) -> str:
-    """Do it; one sentence on what could not be measured, or nothing. Raises Cancelled."""
-    kind = extensions.run_kinds().get(spec.kind)
-    do = extensions.load(kind.measure if kind else f"{_MODULES[spec.kind]}:measure")
-    note: str = do(spec, device, writer, is_cancelled)
-    return note
 
 
 if __name__ == "__main__":

@@ -15,17 +15,17 @@ from ampscope import records
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.analysis.tensor_core_use import answer, core_use, shapes
 from ampscope.analysis.training import finite_parts
-from ampscope.compare import comparison
-from ampscope.compare.comparison import figure_rows, quartiles
-from ampscope.compare.verdict import verdict
+from ampscope.extensions import load
+from ampscope.measurements import KINDS
 from ampscope.number_words import binary_size, number, percent, plural, rate_words, seconds
 from ampscope.numerics.formats import FP16
 from ampscope.store.reader import Reader
 from ampscope.story import document, shared
 from ampscope.story import document as doc
-from ampscope.story.palette import dtype_color
 from ampscope.story.run_words import rules
-from ampscope.story.shared import DASHES, base, listed, looks
+from ampscope.story.shared import base, listed, looks
+
+Said = tuple[str, tuple[doc.Block, ...]]
 
 # What a lesson measured, as tables and charts; what it means stands on the lesson's own page.
 
@@ -53,10 +53,19 @@ _TITLES = {
 }
 
 
-def told(
-    run: records.RunInfo, results: Sequence[records.Result]
-) -> tuple[str, tuple[doc.Block, ...]]:
+def lesson_told(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     """The title, and what was measured."""
+    asked = ", ".join(f"{name} {value}" for name, value in run.spec.settings)
+    title = f"Lesson {run.spec.workload}{f' ({asked})' if asked else ''}: measured."
+    return title, _by_type(results)
+
+
+def _told_by_type(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
+    """Of a kind whose extension is not here."""
+    return f"Measurement ({run.spec.kind}).", _by_type(results)
+
+
+def _by_type(results: Sequence[records.Result]) -> tuple[doc.Block, ...]:
     kinds = dict.fromkeys(type(r) for r in results if not isinstance(r, _DRAWN))
     blocks: list[doc.Block] = []
     for kind in kinds:
@@ -68,8 +77,7 @@ def told(
         document.HistogramChart(f"{h.name}, {h.series}, {h.dtype}", np.array(h.row, np.int64), FP16)
         for h in histograms(results)[:MOST_HISTOGRAMS]
     ]
-    asked = ", ".join(f"{name} {value}" for name, value in run.spec.settings)
-    return f"Lesson {run.spec.workload}{f' ({asked})' if asked else ''}: measured.", tuple(blocks)
+    return tuple(blocks)
 
 
 def histograms(results: Sequence[records.Result]) -> list[records.Histogram]:
@@ -133,14 +141,14 @@ SERIES = {
     "align_k": "Misaligned k",
     "align_channels": "Misaligned channels",
 }
-Said = tuple[str, tuple[doc.Block, ...]]
 
 
 def part(reader: Reader, run: records.RunInfo, points: int) -> doc.Part:
     """Its verdict, its table, what disturbed it, and the machine."""
     results = reader.results(run.id)
-    told = _TOLD.get(run.spec.kind)
-    title, blocks = told(run, results) if told and results else ("Nothing was measured.", ())
+    kind = KINDS.get(run.spec.kind)
+    told: Callable[..., Said] = load(kind.told) if kind else _told_by_type
+    title, blocks = told(run, results) if results else ("Nothing was measured.", ())
     disturbed = spoiled(reader.samples(run.id), others_bound(run.spec))
     said: list[doc.Block] = [doc.Paragraph(line, "Disturbed.") for line in disturbed]
     said += [doc.Paragraph(run.message)] if run.message else []
@@ -156,50 +164,7 @@ def part(reader: Reader, run: records.RunInfo, points: int) -> doc.Part:
     return doc.Part(title or shared.subject(run), shared.subject(run), tuple(sections))
 
 
-def _compare(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
-    measured = comparison.by_precision(results)
-    base = comparison.base_of(measured)
-    if base is None or base.times is None:
-        return "The comparison ended before the first steps were timed.", ()
-    rows = tuple((label, *cells) for label, cells in figure_rows(measured))
-    columns = ("", *(m.precision for m in measured))
-    numeric = tuple(range(1, len(columns)))
-    blocks: list[doc.Block] = [doc.Table(columns, rows, numeric)]
-    series = tuple(
-        doc.Series(
-            f"{m.precision}, seed {curve.seed}",
-            finite_parts(range(len(curve.losses)), curve.losses),
-            dtype_color(m.precision),
-            DASHES[n % len(DASHES)],
-            curve.skipped,
-        )
-        for m in measured
-        for n, curve in enumerate(m.curves)
-    )
-    if series:
-        blocks.append(doc.Lines("Loss by precision and seed", "loss", series, x_title="step"))
-    return verdict(measured).sentence, tuple(blocks)
-
-
-def _batch(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
-    searches = comparison.batches_by_precision(results)
-    rows = tuple(
-        (
-            search.precision,
-            f"{t.samples:,}",
-            "fits" if t.fits else f"does not fit: {t.how_it_ended}",
-            "" if t.peak_bytes is None else binary_size(t.peak_bytes),
-            "" if t.step is None else seconds(t.step.median_s),
-            "" if t.samples_s is None else f"{t.samples_s:,.0f}",
-        )
-        for search in searches
-        for t in search.trials
-    )
-    columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples per second")
-    return comparison.sentence(searches), (doc.Table(columns, rows, numeric=(1, 3, 4, 5)),)
-
-
-def _cores(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
+def cores_told(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     use = core_use(results, run.machine)
     if use is None or not use.uses:
         return "The step's matmuls were not measured.", ()
@@ -219,7 +184,7 @@ def _cores(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     return answer(use), (doc.Table(columns, rows, numeric=(3, 4)),)
 
 
-def _bench(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
+def bench_told(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     rates = [r for r in results if isinstance(r, records.Rate)]
     best: dict[str, float] = {}
     for rate in rates:
@@ -234,20 +199,10 @@ def _bench(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     return f"Best rate of a matmul by dtype: {told or 'none was measured'}.", tuple(blocks)
 
 
-_TOLD: dict[str, Callable[[records.RunInfo, Sequence[records.Result]], Said]] = {
-    "compare": _compare,
-    "batch": _batch,
-    "cores": _cores,
-    "bench": _bench,
-    "lesson": told,
-}
-
-
 # What the report of a measurement does not show, and why.
 
 
 Gaps: TypeAlias = Iterator[tuple[str, str]]
-OF_A_SCRIPT = "It is read where ampscope makes the steps itself, not of a script."
 NO_COUNTER = "No counter of energy could be read: NVML's on a GPU, RAPL's on a CPU."
 
 
@@ -255,8 +210,8 @@ def of_measurement(
     reader: Reader, run: records.RunInfo, results: Sequence[records.Result]
 ) -> tuple[doc.Block, ...]:
     """Of a run that measures the machine, or what a lesson shows."""
-    gaps = _OF_KIND.get(run.spec.kind)
-    of_kind = gaps(run, results) if gaps else ()
+    kind = KINDS.get(run.spec.kind)
+    of_kind: Gaps = load(kind.gaps)(run, results) if kind and kind.gaps else iter(())
     found = [*_of_run(reader, run, results), *of_kind]
     return listed(found, "Nothing that this kind of measurement has is missing.")
 
@@ -279,42 +234,7 @@ def _of_run(reader: Reader, run: records.RunInfo, results: Sequence[records.Resu
         yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
 
 
-def _of_compare(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
-    for name in run.spec.precisions:
-        wanted = (
-            ("Steps", records.StepTimes),
-            ("Losses", records.LossCurve),
-            ("Split memory", records.MemorySplit),
-        )
-        of_it = [r for r in results if getattr(r, "precision", None) == name]
-        for what, kind in wanted:
-            if not any(isinstance(r, kind) for r in of_it):
-                yield f"{what} in {name}", _why_not_compared(of_it, kind)
-    is_script = any(isinstance(r, records.ProcessPeak) for r in results)
-    if run.state is records.State.FINISHED and not any(
-        isinstance(r, records.EnergyUse) for r in results
-    ):
-        yield "Energy", OF_A_SCRIPT if is_script else NO_COUNTER
-
-
-def _why_not_compared(of_it: Sequence[records.Result], kind: type[records.Result]) -> str:
-    if kind is records.MemorySplit and any(isinstance(r, records.ProcessPeak) for r in of_it):
-        return "Of a script the peak of the whole process is measured, which cannot be split."
-    return "None was recorded; what ended the run, or was refused here, is stated above."
-
-
-def _of_batch(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
-    ended = {r.precision: r for r in results if isinstance(r, records.LargestBatch)}
-    for name in run.spec.precisions:
-        if name not in ended:
-            yield f"The largest batch in {name}", "Its search did not end."
-        elif ended[name].too_many is None:
-            yield f"A batch that is too large in {name}", "No trial failed to fit."
-    if any(isinstance(r, records.BatchTrial) and r.fits and r.step is None for r in results):
-        yield "Times of some trials", "They fitted into memory, and were not timed."
-
-
-def _of_cores(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
+def cores_gaps(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
     step = next((r for r in results if isinstance(r, records.StepMatmuls)), None)
     matmuls = [r for r in results if isinstance(r, records.Matmul)]
     if step is not None and len(matmuls) < step.distinct:
@@ -327,7 +247,7 @@ def _of_cores(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
         yield f"fp32 beside {plural(len(alone), 'matmul')}", "It could not be run in fp32."
 
 
-def _of_lesson(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
+def lesson_gaps(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
     more = len(histograms(results)) - MOST_HISTOGRAMS
     if more > 0:
         yield plural(more, "histogram"), f"The first {MOST_HISTOGRAMS} are drawn."
@@ -342,14 +262,6 @@ def _of_lesson(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
         if not any(isinstance(r, records.EnergyUse) for r in results):
             yield "Energy", NO_COUNTER
         yield "Money", "Prices are typed in on the lesson's page, and are no part of the run."
-
-
-_OF_KIND: dict[str, Callable[[records.RunInfo, Sequence[records.Result]], Gaps]] = {
-    "compare": _of_compare,
-    "batch": _of_batch,
-    "cores": _of_cores,
-    "lesson": _of_lesson,
-}
 
 
 # Results of measurements as tables, one a type: for every type of
@@ -439,6 +351,13 @@ def _by_fields(results: Rows) -> doc.Table:
     rows = tuple(tuple(_cell(getattr(r, f.name)) for f in fields) for r in results)
     numeric = tuple(n for n, f in enumerate(fields) if f.type in ("int", "float"))
     return doc.Table(tuple(f.name.replace("_", " ") for f in fields), rows, numeric)
+
+
+def quartiles(timing: records.Timing) -> str:
+    """ "180–191 ms (56 steps)" """
+    factor, unit = (1e3, "ms") if timing.high_s < 1 else (1.0, "s")
+    low, high = timing.low_s * factor, timing.high_s * factor
+    return f"{low:.3g}–{high:.3g} {unit} ({timing.repeats} steps)"
 
 
 def _cell(value: object) -> str:

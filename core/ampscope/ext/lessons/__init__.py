@@ -6,18 +6,21 @@ is shown of that. ``mistakes`` brings scripts instead, which are diagnosed. ``ca
 lessons and imports no torch; ``teach`` runs one.
 """
 
-from ampscope.extensions import Extension, RunKind
+from ampscope.extensions import Extension, Kind
 
 EXTENSION = Extension(
     docs="docs/learning.md",
     pages="ampscope.ext.lessons.catalog:pages",
     home_door="app.ext.lessons.lesson_page:show_door",
-    run_kinds={
-        "lesson": RunKind(
-            measure="ampscope.ext.lessons.teach:measure",
+    kinds=(
+        Kind(
+            name="lesson",  # each has a page of its own
+            titled="ampscope.ext.lessons.catalog:lesson_title",
             check="ampscope.ext.lessons.catalog:checked_lesson",
-            title="ampscope.ext.lessons.catalog:lesson_title",
-        )
-    },
+            measure="ampscope.ext.lessons.teach:measure",
+            told="ampscope.story.measurement:lesson_told",
+            gaps="ampscope.story.measurement:lesson_gaps",
+        ),
+    ),
     class_scripts="ampscope.ext.lessons.mistakes:SCRIPTS",
 )

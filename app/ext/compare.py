@@ -4,20 +4,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.analysis.training import finite_parts
-from ampscope.compare import comparison
-from ampscope.compare.verdict import claims, comparison_json, verdict
+from ampscope.ext.compare import batches, comparison
+from ampscope.ext.compare.verdict import claims, comparison_json, verdict
 from ampscope.number_words import seconds
 from ampscope.policy.autocast_lists import PRECISIONS
-from ampscope.records import Machine, RunInfo
+from ampscope.records import Machine, MemorySplit, RunInfo
 from ampscope.story.palette import dtype_color
 from app import chart, states, store
 from app.chart import KeyFigure
-from app.figures.comparison import memory_bars, memory_words, step_bars, throughput
+from app.ext.compare_figures import step_bars, throughput
+from app.figures.memory import memory_bars, memory_words
 from app.figures.training import DrawnCurve, control_losses
 from app.runs import measurements
 from app.text import escape, percent, size
@@ -86,11 +89,10 @@ def show_comparison(run: RunInfo) -> None:
     chart.key_figures(_figures(base, measured, judged.precision))
     chart.see(_time_seen(base, measured))
     chart.show(step_bars(measured), "step-times", lambda: _table(measured, 0.0), key="cmp-time")
-    if any(m.memory for m in measured):
-        chart.see(_memory_seen(measured))
-        chart.show(
-            memory_bars(measured), "memory", lambda: _memory_table(measured), key="cmp-memory"
-        )
+    splits = [m.memory for m in measured if m.memory is not None]
+    if splits:
+        chart.see(_memory_seen(splits))
+        chart.show(memory_bars(splits), "memory", lambda: _memory_table(measured), key="cmp-memory")
     chart.see(_losses_seen(base, measured))
     chart.show(
         control_losses(_curves(measured), "step"),
@@ -156,8 +158,8 @@ def _time_seen(
     )
 
 
-def _memory_seen(measured: tuple[comparison.PrecisionResults, ...]) -> str:
-    parts = [f"{m.precision}: {memory_words(m.memory)}" for m in measured if m.memory]
+def _memory_seen(splits: Sequence[MemorySplit]) -> str:
+    parts = [f"{split.precision}: {memory_words(split)}" for split in splits]
     return f"What lives when a step needs most. {'; '.join(parts)}."
 
 
@@ -277,11 +279,11 @@ def batch_form() -> None:
 
 def show_batches(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
-    searches = comparison.batches_by_precision(store.results(run))
+    searches = batches.batches_by_precision(store.results(run))
     if not searches:
         states.nothing_recorded("The first trial is being made.", "")
         return
-    chart.sentence(comparison.sentence(searches))
+    chart.sentence(batches.sentence(searches))
     chart.key_figures([_figure(search) for search in searches[: chart.MAX_KEY_FIGURES]])
     if any(t.step for s in searches for t in s.trials):
         chart.see(_seen(searches))
@@ -291,14 +293,14 @@ def show_batches(run: RunInfo) -> None:
         st.dataframe(_frame(searches), hide_index=True, height="content")
     chart.file(
         "Everything as JSON",
-        lambda: comparison.searches_json(run, searches).encode(),
+        lambda: batches.searches_json(run, searches).encode(),
         f"batch-size-{run.id}.json",
         "application/json",
         key="bs-json",
     )
 
 
-def _figure(search: comparison.BatchSearch) -> KeyFigure:
+def _figure(search: batches.BatchSearch) -> KeyFigure:
     found, said = search.largest, search.prediction
     value = "searching" if found is None else f"{found.samples:,}"
     predicted = "Not predicted: this needs two trials that fit, the larger one with more memory."
@@ -310,7 +312,7 @@ def _figure(search: comparison.BatchSearch) -> KeyFigure:
     return KeyFigure(f"Largest batch in {search.precision}", value, predicted)
 
 
-def _seen(searches: tuple[comparison.BatchSearch, ...]) -> str:
+def _seen(searches: tuple[batches.BatchSearch, ...]) -> str:
     words = [
         f"{s.precision} reaches nine tenths of its best throughput with {s.knee.samples:,} samples"
         if s.levels_off
@@ -323,7 +325,7 @@ def _seen(searches: tuple[comparison.BatchSearch, ...]) -> str:
     return f"{'; '.join(words)}.{more}"
 
 
-def _frame(searches: tuple[comparison.BatchSearch, ...]) -> pd.DataFrame:
+def _frame(searches: tuple[batches.BatchSearch, ...]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {

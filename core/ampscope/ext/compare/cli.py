@@ -1,4 +1,5 @@
-"""``ampscope compare``: precisions side by side on this machine, the verdict first."""
+"""``ampscope compare``: precisions side by side on this machine, the verdict first; ``ampscope
+batch-size``: the largest batch of each, predicted and then run."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from rich.table import Table
 from ampscope.cli import options
 from ampscope.cli.progress import measured
 from ampscope.cli.tables import plain_table
-from ampscope.compare import comparison
-from ampscope.compare.verdict import claims, comparison_json, verdict
 from ampscope.errors import BadInput
+from ampscope.ext.compare import batches, comparison
+from ampscope.ext.compare.verdict import claims, comparison_json, verdict
 from ampscope.files import write_whole
 from ampscope.hardware.describe import describe_machine, uses_cuda
 from ampscope.number_words import binary_size, seconds
@@ -96,9 +97,6 @@ def _claims(
     return table
 
 
-# ``ampscope batch-size``: the largest batch per precision, predicted and then verified.
-
-
 @click.command("batch-size")
 @click.argument("workload")
 @options.size_option("small")
@@ -151,16 +149,16 @@ def batch_size(
         **fields,
     )
     info, results, disturbed = measured(spec, store)
-    searches = comparison.batches_by_precision(results)
-    click.echo(comparison.sentence(searches))
+    searches = batches.batches_by_precision(results)
+    click.echo(batches.sentence(searches))
     console = Console()
     for search in searches:
         console.print(_batch_table(search))
     if out is not None:
-        write_whole(out, comparison.searches_json(info, searches, disturbed) + "\n")
+        write_whole(out, batches.searches_json(info, searches, disturbed) + "\n")
 
 
-def _batch_table(search: comparison.BatchSearch) -> Table:
+def _batch_table(search: batches.BatchSearch) -> Table:
     table = plain_table(f"{search.precision}: {_prediction(search)}")
     for name in ("samples", "fits", "peak memory", "time per step", "samples per second", ""):
         table.add_column(name, justify="left" if not name else "right")
@@ -179,7 +177,7 @@ def _batch_table(search: comparison.BatchSearch) -> Table:
     return table
 
 
-def _prediction(search: comparison.BatchSearch) -> str:
+def _prediction(search: batches.BatchSearch) -> str:
     found = search.prediction
     if found is None:
         return "no prediction: this needs two trials that fit, the larger one with more memory"

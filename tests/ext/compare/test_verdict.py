@@ -7,17 +7,17 @@ import math
 
 import pytest
 
-from ampscope.compare.comparison import (
+from ampscope.ext.compare.batches import batches_by_precision as searches_of
+from ampscope.ext.compare.batches import sentence
+from ampscope.ext.compare.comparison import (
     LossChange,
     by_precision,
     cost_per_million,
     loss_difference,
     memory_ratio,
-    sentence,
     speedup,
 )
-from ampscope.compare.comparison import batches_by_precision as searches_of
-from ampscope.compare.verdict import (
+from ampscope.ext.compare.verdict import (
     Pays,
     batch_at_the_same_memory,
     claims,

@@ -6,8 +6,8 @@ that cast a module or a tensor to a half format by name. A script that has autoc
 one that has none a region is opened at the first call of a model and closed before backward, so
 that the loss is computed inside, as the documentation of torch.amp has it.
 
-    python -m ampscope.measure.script_timing --precision bf16 --steps 30 --seconds 20 --seed 0
-        --out FILE SCRIPT ARGS…
+    python -m ampscope.ext.compare.measure.script_timing --precision bf16 --steps 30 \
+        --seconds 20 --seed 0 --out FILE SCRIPT ARGS…
 
 writes one JSON object: seconds and loss of each step, memory, what stood in the way. It ends the
 script after its steps, or when the time is over.

@@ -9,7 +9,7 @@
 
 Drift (a processor that gets warm, another program that starts) falls on all precisions alike.
 
-An untouched script is compared by :mod:`ampscope.measure.script_comparison`.
+An untouched script is compared by :mod:`ampscope.ext.compare.measure.script_comparison`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 
 from ampscope.control import BASELINE
 from ampscope.errors import BadInput, Cancelled
+from ampscope.ext.compare.measure.script_comparison import compare_script
 from ampscope.measure.energy import energy_counter, energy_of, why_none
-from ampscope.measure.script_comparison import compare_script
 from ampscope.measure.timing import Limit
 from ampscope.measure.training_steps import (
     WARM_UP,

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.compare.comparison import batches_by_precision as searches_of
-from ampscope.compare.comparison import by_precision
+from ampscope.ext.compare.batches import batches_by_precision as searches_of
+from ampscope.ext.compare.comparison import by_precision
 from ampscope.records import RunSpec, Sample, State
 from ampscope.store.writer import RunWriter
-from app.figures.comparison import memory_bars, step_bars, throughput
+from app.ext.compare_figures import step_bars, throughput
+from app.figures.memory import memory_bars
 from app.runs import measurements
 from app.text import for_plotly
 from tests.helpers.made_comparisons import (
@@ -149,7 +150,7 @@ def test_bars_show_every_phase_and_a_bar_that_is_too_long_says_its_time() -> Non
 
 def test_memory_bars_add_up_to_the_peak() -> None:
     measured = by_precision(compared())
-    figure = memory_bars(measured)
+    figure = memory_bars([one.memory for one in measured if one.memory])
     for place, one in enumerate(measured):
         assert one.memory is not None
         assert sum(trace.x[place] for trace in figure.data) == one.memory.peak / 2**20
@@ -172,10 +173,8 @@ def test_throughput_stops_growing_only_where_a_larger_batch_was_timed() -> None:
 
 @pytest.mark.parametrize("name", ['<a href="https://evil.example">fp16</a>', "<b>fp16</b>", "%{x}"])
 def test_a_precision_of_an_imported_run_is_text_in_the_chart(name: str) -> None:
-    measured = by_precision(
-        [times(name, 0.01), memory(name, 9), times("fp32", 5.0), memory("fp32", 9)]
-    )
-    for figure in (step_bars(measured), memory_bars(measured)):
+    measured = by_precision([times(name, 0.01), times("fp32", 5.0)])
+    for figure in (step_bars(measured), memory_bars([memory(name, 9), memory("fp32", 9)])):
         shown = str(figure.to_plotly_json())
         assert name not in shown
         assert for_plotly(name) in figure.data[0].y

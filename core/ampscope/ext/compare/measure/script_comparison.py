@@ -87,7 +87,7 @@ def _run(
     """What one run of the script wrote; None when it wrote nothing."""
     with TemporaryFolder() as folder:
         out = Path(folder) / "steps.json"
-        command = [*started("ampscope.measure.script_timing"), "--out", str(out)]
+        command = [*started("ampscope.ext.compare.measure.script_timing"), "--out", str(out)]
         command += ["--precision", precision, "--steps", str(spec.steps), "--seed", str(seed)]
         command += ["--seconds", f"{max(share_s - IMPORT_S, 1.0):.1f}"]
         command.append(spec.workload)

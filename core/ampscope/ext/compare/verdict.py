@@ -3,7 +3,7 @@
 Paying means a tenth faster, the quartiles on the same side of 1, at a loss that does not differ by
 more than seeds do; or a tenth less memory at about the same speed.
 
-Also here: what articles promise against what was measured, and a comparison as JSON.
+What articles promise is set beside it (:func:`claims`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ampscope.compare.comparison import (
+from ampscope.ext.compare.comparison import (
     BASES,
     LossChange,
     PrecisionResults,
@@ -164,12 +164,8 @@ def _diverged(base: PrecisionResults, other: PrecisionResults) -> AmpVerdict:
     return AmpVerdict(Pays.NO, f"AMP does not pay here: {text} finds out why.", other.precision)
 
 
-# What articles promise of AMP, against what was measured here, and why they differ.
-#
-# "Up to twice the speed, 40 % less memory, twice the batch" are figures of large models on data
-# centre GPUs. Each reason below rests on a measurement of the same comparison.
-
-
+# "Up to twice the speed, 40 % less memory, twice the batch": what articles promise of AMP, by large
+# models on data centre GPUs.
 FASTER, CLEARLY_SMALLER, LARGER_BATCH = 2.0, 0.6, 2.0
 # A step with 4 times the samples that takes less than twice as long spends most of its time on
 # what does not depend on the samples: launching ops, the optimizer.
@@ -193,7 +189,8 @@ class Claim:
 def claims(
     base: PrecisionResults, other: PrecisionResults, machine: Machine | None
 ) -> tuple[Claim, ...]:
-    """Of ``other`` (a half precision) beside ``base``, on ``machine``."""
+    """What articles promise of ``other`` (a half precision), what was measured of it beside
+    ``base``, and why they differ on ``machine``: each reason rests on a measurement."""
     missing = no_fast_path(machine, other.precision)
     return (_speed(base, other, missing), _memory(base, other), _batch(base, other))
 
@@ -350,15 +347,12 @@ def _joined(reasons: list[str]) -> str:
     return text[:1].upper() + text[1:] + "." if text else ""
 
 
-# A comparison as JSON: the verdict, what it rests on, and every measurement behind it.
-
-
 SCHEMA = 1
 
 
 def comparison_json(info: RunInfo, results: Sequence[Result], spoiled: Sequence[str] = ()) -> str:
-    """NaN and infinities are texts, because JSON has neither. ``spoiled`` names what disturbed the
-    measurement."""
+    """The verdict, what it rests on, and every measurement behind it. NaN and infinities are texts,
+    because JSON has neither. ``spoiled`` names what disturbed the measurement."""
     measured = by_precision(results)
     base, judged = base_of(measured), verdict(measured)
     beside = [m for m in measured if base is not None and m is not base]

@@ -231,7 +231,7 @@ class Trials:
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self._device, self._limit = device, limit_bytes
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["ampscope.measure.batch_size"])
+        self._context.set_forkserver_preload(["ampscope.ext.compare.measure.batch_size"])
 
     def attempt(self, spec: RunSpec, samples: int, time_limit_s: float) -> BatchTrial:
         """With ``samples`` a step, 0 for as many as the workload gives. Raises BadInput for what is

@@ -9,17 +9,18 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
-from ampscope.compare.comparison import by_precision
 from ampscope.errors import BadInput
+from ampscope.ext.compare.comparison import by_precision
+from ampscope.ext.compare.measure import batch_size, interleaved
+from ampscope.ext.compare.measure.batch_size import Grid, Trials
 from ampscope.launcher.launch import launch
-from ampscope.measure import comparison, energy
-from ampscope.measure.batch_size import Grid, Trials
 from ampscope.records import BatchTrial, LargestBatch, LossCurve, RunSpec, State, StepTimes
 from ampscope.store.reader import Reader
 from tests.helpers.child_runs import wait_until
@@ -260,6 +261,46 @@ def test_the_grid_of_sizes(step: int, sizes: list[int]) -> None:
     assert grid.samples(grid.place(0)) == 0
 
 
+class Search:
+    """In place of the search for one precision: what it is told to keep below."""
+
+    bounds: ClassVar[list[int]] = []
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def run(self, limit_bytes: int) -> list[str]:
+        self.bounds.append(limit_bytes)
+        return []
+
+
+@pytest.mark.parametrize(("asked_mib", "bound_mib"), [(0, 40), (16, 16), (64, 40)])
+def test_a_memory_limit_bounds_a_gpu_as_well(
+    monkeypatch: pytest.MonkeyPatch, asked_mib: int, bound_mib: int
+) -> None:
+    """In the prediction, and in each trial; 40 MiB of the GPU are free, of 80."""
+    where = torch.device("cuda", 0)
+    spec = RunSpec("mlp", kind="batch", precision="fp32", memory_limit_mib=asked_mib)
+    monkeypatch.setattr(batch_size, "_Search", Search)
+    monkeypatch.setattr(batch_size.Trials, "free_bytes", lambda trials: 40 * 2**20)
+    batch_size.measure(spec, where, None, bool)  # type: ignore[arg-type]  # nothing is written
+    assert Search.bounds.pop() == bound_mib * 2**20
+
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda where: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())  # CUDA runs in a trial
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    facts = SimpleNamespace(total_memory=80 * 2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, index: shares.append(share)
+    )
+    monkeypatch.setattr(batch_size, "_tried", lambda *args: None)
+    batch_size.attempt(spec, "cuda:0", 8, 0)
+    assert shares == ([asked_mib / 80] if asked_mib else [])
+
+
 def test_the_command_prints_the_verdict_first_and_writes_json(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
     command = ["compare", "mlp", "--size", "tiny", "--precision", "fp32,bf16", "--steps", "6"]
@@ -300,108 +341,12 @@ def test_wrong_input_is_refused_before_anything_starts(
     assert not (tmp_path / "s.db").exists()
 
 
-def test_rapl_is_read_and_its_wrapping_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "max_energy_range_uj").write_text("1000000\n")
-    counter = tmp_path / "energy_uj"
-    counter.write_text("900000\n")
-    found = energy.energy_counter(torch.device("cpu"), tmp_path)
-    assert found is not None
-    name, read = found
-    assert name == "RAPL, package 0"
-    first = read()
-    counter.write_text("100000\n")  # it wrapped at 1 J
-    assert read() - first == pytest.approx(0.2)
-    assert energy.energy_counter(torch.device("cpu"), tmp_path / "missing") is None
-
-
-class SlowCounter:
-    """A device that draws 300 W in a step of 7 ms and 60 W between; its counter moves every
-    100 ms. Time is its own."""
-
-    def __init__(self, began: float) -> None:
-        self.now, self._joules, self._shown, self._tick_at = began, 0.0, 0.0, began - began % 0.1
-
-    def pass_(self, seconds: float, watts: float = 60.0) -> None:
-        while seconds > 1e-12:
-            part = min(seconds, self._tick_at + 0.1 - self.now)
-            self.now, self._joules, seconds = (
-                self.now + part, self._joules + part * watts, seconds - part,
-            )  # fmt: skip
-            if self._tick_at + 0.1 - self.now < 1e-9:
-                self._tick_at, self._shown = self._tick_at + 0.1, self._joules
-
-    def step(self) -> None:
-        self.pass_(0.007, 300.0)
-
-    def read(self) -> float:
-        self.pass_(1e-5)
-        return self._shown
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize("began", [0.0, 0.013, 0.05, 0.099])
-def test_energy_is_read_from_tick_to_tick(began: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A counter's last value is up to 100 ms old: 5 % of two seconds, without a wait."""
-    device = SlowCounter(began)
-    monkeypatch.setattr(
-        energy, "time", SimpleNamespace(monotonic=device.monotonic, sleep=device.pass_)
-    )
-    joules, steps = energy.energy_of(device.step, device.read, 2.0)
-    assert joules / steps == pytest.approx(0.007 * 300, rel=0.006)
-
-
-def test_a_counter_that_stands_still_ends_the_measurement_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device = SlowCounter(0.0)
-    monkeypatch.setattr(
-        energy, "time", SimpleNamespace(monotonic=device.monotonic, sleep=device.pass_)
-    )
-    joules, steps = energy.energy_of(device.step, lambda: 5.0, 0.6)
-    assert (joules, steps > 0) == (0.0, True)
-    assert device.now < 2.0
-
-
-@pytest.mark.parametrize(
-    ("known", "uuid", "is_slice"),
-    [
-        ("GPU-1234", "1234", False),
-        ("MIG-1234", "1234", True),
-        ("MIG-1234", "MIG-1234", True),
-        ("", "1234", False),
-    ],
-)
-def test_a_mig_slice_has_no_energy_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, known: str, uuid: str, is_slice: bool
-) -> None:
-    def handle(name: bytes) -> str:
-        if name.decode() != known:
-            raise RuntimeError("Not Found")
-        return known
-
-    def total(handle: str | None) -> int:
-        if handle != "GPU-1234":
-            raise RuntimeError("Not Supported")
-        return 4_000
-
-    nvml = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=handle,
-        nvmlDeviceGetTotalEnergyConsumption=total,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
-    device = torch.device("cuda", 0)
-    assert ("MIG slice" in energy.why_none(device)) is is_slice
-    found = energy.energy_counter(device)
-    assert (found is not None) is (known == "GPU-1234")
-    assert found is None or found[1]() == 4.0
-    if found is None:
-        one = SimpleNamespace(device=device)
-        said = comparison._energy({"fp32": one}, None, 1, None, None)  # type: ignore[arg-type, dict-item]
-        assert ("MIG slice" in said[0]) is is_slice
+def test_a_device_without_a_counter_of_energy_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interleaved, "energy_counter", lambda _: None)
+    monkeypatch.setattr(interleaved, "why_none", lambda _: "It is a MIG slice.")
+    one = SimpleNamespace(device=torch.device("cuda", 0))
+    said = interleaved._energy({"fp32": one}, None, 1, None, None)  # type: ignore[arg-type, dict-item]
+    assert said == ["It is a MIG slice."]
 
 
 SCRIPT = """
@@ -435,7 +380,7 @@ def script(folder: Path, setup: str = "", step: str = PLAIN, steps: int = 50) ->
 
 
 def clocked(file: Path, precision: str, *args: str, steps: int = 8) -> dict[str, object]:
-    from ampscope.measure.script_timing import main as clock
+    from ampscope.ext.compare.measure.script_timing import main as clock
 
     out = file.parent / f"{precision}.json"
     command = [sys.executable, "-m", clock.callback.__module__, "--precision", precision]  # type: ignore[union-attr]  # it has one

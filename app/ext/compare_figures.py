@@ -1,9 +1,4 @@
-"""A step of each precision as bars: time by phase, and memory at the peak by what it is for.
-
-Parts of a bar differ by pattern as well as by shade, because all of a bar has its dtype's colour.
-
-Also here: throughput against the batch size.
-"""
+"""The time of a step by phase and precision as bars, and throughput against the batch size."""
 
 from __future__ import annotations
 
@@ -12,27 +7,17 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from ampscope.compare.comparison import BatchSearch, PrecisionResults
-from ampscope.number_words import binary_size
-from ampscope.records import MemorySplit, StepTimes
+from ampscope.ext.compare.batches import BatchSearch
+from ampscope.ext.compare.comparison import PrecisionResults
+from ampscope.records import StepTimes
 from ampscope.story.palette import OUTLINE, dtype_color
 from app.figures import ABOVE
 from app.figures.hardware import error_bars
+from app.figures.memory import add_bars, stacked
 from app.text import for_plotly
 
-ROW_PX, EDGE_PX = 46, 100
 FAR = 8.0  # times the fastest
 PHASES = (("forward", ""), ("backward", "/"), ("optimizer", "x"))
-# Field of MemorySplit, words, pattern.
-PARTS = (
-    ("weights", "weights", ""),
-    ("gradients", "gradients", "-"),
-    ("optimizer_state", "optimizer state", "x"),
-    ("activations", "activations", "/"),
-    ("cast_copies", "cast copies", "\\"),
-    ("temporaries", "temporaries", "."),
-    ("inputs", "inputs", "|"),
-)
 
 
 def step_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
@@ -42,10 +27,10 @@ def step_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
     for place, (phase, pattern) in enumerate(PHASES):
         values = [_phase_ms(times, place) for _, times in shown]
         if any(value is not None for value in values):
-            _add(figure, phase, pattern, [name for name, _ in shown], values, "ms")
+            add_bars(figure, phase, pattern, [name for name, _ in shown], values, "ms")
     if not figure.data:
         totals: list[float | None] = [times.step.median_s * 1e3 for _, times in shown]
-        _add(figure, "step", "", [name for name, _ in shown], totals, "ms")
+        add_bars(figure, "step", "", [name for name, _ in shown], totals, "ms")
     medians = [times.step.median_s * 1e3 for _, times in shown]
     figure.add_scatter(
         x=medians,
@@ -61,31 +46,9 @@ def step_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
         name="whole step, quartiles",
         hovertemplate="%{y}: %{x:.4g} ms, median<extra></extra>",
     )
-    _laid_out(figure, len(shown), "time of a step (ms)")
+    stacked(figure, len(shown), "time of a step (ms)")
     _shorten(figure, [(name, times.step.median_s) for name, times in shown])
     return figure
-
-
-def memory_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
-    """MiB of tensors when a step needs most; a mark where the allocator's own peak is known."""
-    shown = [(m.precision, m.memory) for m in measured if m.memory is not None]
-    figure = go.Figure()
-    names = [name for name, _ in shown]
-    for field, words, pattern in PARTS:
-        values = [_mib(getattr(split, field)) for _, split in shown]
-        if any(values):
-            _add(figure, words, pattern, names, list(values), "MiB")
-    peaks = [(name, split.device_peak) for name, split in shown if split.device_peak]
-    if peaks:
-        figure.add_scatter(
-            x=[_mib(peak) for _, peak in peaks],
-            y=[for_plotly(name) for name, _ in peaks],
-            mode="markers",
-            marker={"symbol": "diamond", "size": 10, "color": OUTLINE},
-            name="the allocator's peak",
-            hovertemplate="%{y}: %{x:,.1f} MiB with workspaces<extra></extra>",
-        )
-    return _laid_out(figure, len(shown), "memory at the peak of a step (MiB)")
 
 
 def _shorten(figure: go.Figure, medians: Sequence[tuple[str, float]]) -> None:
@@ -104,63 +67,17 @@ def _shorten(figure: go.Figure, medians: Sequence[tuple[str, float]]) -> None:
         figure.update_xaxes(range=[0, 1.3e3 * max(inside)])
 
 
-def _add(
-    figure: go.Figure,
-    name: str,
-    pattern: str,
-    precisions: Sequence[str],
-    values: Sequence[float | None],
-    unit: str,
-) -> None:
-    figure.add_bar(
-        x=list(values),
-        y=[for_plotly(p) for p in precisions],
-        orientation="h",
-        name=name,
-        marker={
-            "color": [dtype_color(p) for p in precisions],
-            "pattern": {"shape": pattern, "fgcolor": OUTLINE, "size": 6},
-            "line": {"color": OUTLINE, "width": 1},
-        },
-        hovertemplate=f"%{{y}}, {for_plotly(name)}: %{{x:,.4g}} {unit}<extra></extra>",
-    )
-
-
-def _laid_out(figure: go.Figure, rows: int, title: str) -> go.Figure:
-    figure.update_layout(
-        barmode="stack",
-        height=ROW_PX * rows + EDGE_PX,
-        margin={"t": 40, "b": 46, "l": 10, "r": 10},
-        legend=ABOVE,
-        xaxis={"title": title, "rangemode": "tozero"},
-        yaxis={"autorange": "reversed", "type": "category"},
-    )
-    return figure
-
-
 def _phase_ms(times: StepTimes, place: int) -> float | None:
     phase = (times.forward, times.backward, times.optimizer)[place]
     return None if phase is None else phase.median_s * 1e3
-
-
-def _mib(count: int) -> float:
-    return count / 2**20
-
-
-def memory_words(split: MemorySplit) -> str:
-    """ "120 MiB activations, 37 MiB optimizer state, 21 MiB cast copies": the three largest."""
-    parts = sorted(((getattr(split, f), words) for f, words, _ in PARTS), reverse=True)
-    return ", ".join(f"{binary_size(count)} {words}" for count, words in parts[:3] if count)
-
-
-# Samples per second against the batch size: a line per precision, dotted where it did not fit.
 
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star")
 
 
 def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
-    """Both axes are logarithmic: a line that bends flat has no use for a larger batch."""
+    """Samples per second against the batch size: a line per precision, dotted where it did not fit.
+    Both axes are logarithmic: a line that bends flat has no use for a larger batch."""
     figure = go.Figure()
     for place, search in enumerate(searches):
         _add_throughput(figure, search, SYMBOLS[place % len(SYMBOLS)])
@@ -195,16 +112,11 @@ def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None
         "<extra></extra>",
     )
     knee, largest = search.knee, search.largest
-    if knee is not None:
+    if knee is not None:  # annotations on a logarithmic axis stand at the exponent
         figure.add_annotation(
-            x=_log(knee.samples), y=_log(knee.samples_s or 1), showarrow=True, ay=-34,
+            x=math.log10(knee.samples), y=math.log10(knee.samples_s or 1), showarrow=True, ay=-34,
             text="throughput stops growing here" if search.levels_off else "fastest that was timed",
             arrowcolor=color,
         )  # fmt: skip
     if largest is not None and largest.too_many:
         figure.add_vline(x=largest.too_many, line={"color": color, "dash": "dot", "width": 2})
-
-
-def _log(value: float) -> float:
-    """Annotations on a logarithmic axis stand at the exponent."""
-    return math.log10(value)
