@@ -95,8 +95,9 @@ ENTRIES = (
     *_extensions_of("Trainings", "This machine"),
     HARDWARE := _entry("hardware", "Hardware", "memory", "This machine"),
     CORES := _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine"),
-    *_extensions_of("Learn"),
+    *(entry for entry in _extensions_of("Learn") if not entry.for_teacher),
     ZOO := _entry("zoo", "Zoo", "pets", "Learn"),
+    *(entry for entry in _extensions_of("Learn") if entry.for_teacher),
     OP_LISTS := _entry("op_lists", "Op lists", "list_alt", "Reference"),
     *_extensions_of("Reference"),
 )

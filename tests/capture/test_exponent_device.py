@@ -93,8 +93,20 @@ def test_fp32_and_fp64_of_every_magnitude(counter: DeviceCounter) -> None:
     for row, bits in enumerate((single, small, ordinary)):
         values = torch.from_numpy(bits.view(np.float32)).to(counter.device)
         counter.add(values, row, stable=True)
-    counter.add(torch.from_numpy(double.view(np.float64)).to(counter.device), 3)
+    doubles = torch.from_numpy(double.view(np.float64)).to(counter.device)
+    counter.add(doubles[:-2].view(2, 3, 7, 7, 17), 3)
+    for one in doubles[-2:]:
+        counter.add(one, 3)
     np.testing.assert_array_equal(counter.collect().rows(), expected)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_a_dtype_that_no_kernel_counts_in_any_shape(shape: tuple[int, ...]) -> None:
+    counter = DeviceCounter(torch.device("cpu"))
+    counter._triton = True  # as where a kernel counts the others
+    ones = torch.ones(shape, dtype=torch.float64)
+    counter.add(ones, 0, stable=True)
+    assert counter.collect().rows()[0, ONE] == ones.numel()
 
 
 def test_every_position_of_the_window(counter: DeviceCounter) -> None:

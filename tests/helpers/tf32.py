@@ -22,6 +22,7 @@ def flags() -> tuple[Any, ...]:
 
 def stays_fp32(control: Callable[[], AbstractContextManager[object]]) -> None:
     """Whatever is asked for within; afterwards all is as it was."""
+    _as_torch_begins()
     before, onednn = tf32_state(), torch.backends.mkldnn.matmul
     with control():
         _ask_for_tf32()
@@ -35,6 +36,16 @@ def stays_fp32(control: Callable[[], AbstractContextManager[object]]) -> None:
     assert inside == [(False, False, {"ieee"}, "ieee")]
     assert tf32_state() == before
     assert onednn.fp32_precision == torch.backends.fp32_precision == "none"
+
+
+def _as_torch_begins() -> None:
+    """The old switches raise where other tests of the process have left the new ones mixed."""
+    backends = torch.backends
+    for switch in (backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul, backends):
+        switch.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = False, True
+    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
 
 
 def _ask_for_tf32() -> None:

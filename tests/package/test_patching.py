@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "ampscope"
-WRITTEN_BY_USERS = ("zoo/scripts", "lessons/scripts")
+WRITTEN_BY_USERS = ("zoo/scripts", "ext/lessons/scripts")
 # File -> the attributes of imported modules and classes that it sets, and why it may.
 MAY = {
     "capture/taps.py": ({"inductor.post_grad_custom_post_pass"}, "a setting: passes are in a list"),

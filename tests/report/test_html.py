@@ -170,7 +170,7 @@ KINDS: dict[str, tuple[Callable[[Path], str], str]] = {
     "compare": (measured("compare", made_comparisons.compared()), "bf16"),
     "batch": (measured("batch", made_comparisons.searched()), "208"),
     "bench": (measured("bench", list(made_rates.ceilings_of({"fp32": 1.0}))), "1 TFLOP/s"),
-    "lesson": (measured("lesson", LESSON), "Lesson gpt: measured."),
+    "lesson": (measured("lesson", LESSON), "lost share"),
     "nothing measured": (measured("bench", []), "Nothing was measured"),
 }
 

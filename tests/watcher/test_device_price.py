@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -516,16 +517,25 @@ def test_what_is_counted_on_the_current_stream_leaves_no_event_on_its_memory(
 ) -> None:
     """CUDA graph trees end a training that has events on memory of theirs."""
     recorded: list[object] = []
+    current = [0]  # the handle of the current stream
+
+    @contextlib.contextmanager
+    def entered(stream: Any) -> Iterator[None]:
+        before, current[0] = current[0], stream.cuda_stream
+        yield
+        current[0] = before
+
     with CountedDevice():
         monkeypatch.setattr(Tensor, "record_stream", lambda *given: recorded.append(given))
+        monkeypatch.setattr(torch.cuda, "stream", entered)
+        monkeypatch.setattr(exponent_count, "current_handle", lambda index: current[0])
         counter = DeviceCounter(torch.device("cuda", 0))
         for row in range(3):
             counter.add(torch.ones(4, 4), row, stable=stable)
         counter.collect()
         assert recorded == []
-        handle = exponent_count.current_handle
         counter.add(torch.ones(4, 4), 0, stable=True)
-        monkeypatch.setattr(exponent_count, "current_handle", lambda index: handle(index) + 1)
+        current[0] = 1
         counter.flush()  # from another stream: the memory may be reused before it is counted
         assert len(recorded) == 1
         monkeypatch.undo()

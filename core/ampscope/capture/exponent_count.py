@@ -161,7 +161,12 @@ class DeviceCounter:
                 self._flush()
                 self._order.enter()
             self._reserve(row)
-            if self._triton and is_dense(tensor) and tensor.is_contiguous():
+            if (
+                self._triton
+                and tensor.dtype in LAYOUTS
+                and is_dense(tensor)
+                and tensor.is_contiguous()
+            ):  # the kernel wants an address alone
                 if tensor.numel():
                     self._add_flat(tensor.detach(), row, 1, stable)
             else:
@@ -229,15 +234,16 @@ class DeviceCounter:
                 f"tensors of the rows {sorted(changed)} were changed in place while they waited to "
                 "be counted: flush() before the change, or add them without stable=True"
             )
+        is_elsewhere = self._order.is_elsewhere()
         with self._order.launching():
             self._launch(waiting)
+        if is_elsewhere:
+            for tensor, _, _ in waiting:
+                self._order.release_counted(tensor)
 
     def _launch(self, items: list[_Waiting]) -> None:
         exponent_cuda: Any = late_import(_CUDA_COUNTER)
         exponent_cuda.launch([exponent_cuda.Counted(*item) for item in items], self._counts)
-        if self._order.is_elsewhere():
-            for tensor, _, _ in items:
-                self._order.release_counted(tensor)
 
 
 class PendingCounts:

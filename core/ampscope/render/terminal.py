@@ -40,7 +40,8 @@ def _block(block: doc.Block) -> RenderableType:
             return _paragraph(block)
         case doc.Code():
             code = doc.visible(block.text.rstrip(), doc.CODE_LENGTH)
-            return Syntax(code, block.language or "text", background_color="default")
+            language = block.language or "text"
+            return Syntax(code, language, background_color="default", word_wrap=True)
         case doc.Table():
             return _table(block)
         case doc.Chain():

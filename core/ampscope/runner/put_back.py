@@ -327,17 +327,17 @@ def walked(
     user's home its own files alone, and no hidden ones: other programs are at work there. At most
     COMPARED_ENTRIES. ``apart`` gets the installations; without it, repositories are left out.
     ``unread`` gets what the system does not show."""
-    inside = _allis_below(roots, store_names(store), apart, unread=unread)
+    inside = _all_below(roots, store_names(store), apart, unread=unread)
     return itertools.islice(inside, COMPARED_ENTRIES)
 
 
 def _installed(folders: Sequence[str]) -> dict[str, _Facts]:
     """What lies in installations, but for what Python compiles there by itself."""
-    inside = _allis_below(folders, frozenset(), None, is_installation=True)
+    inside = _all_below(folders, frozenset(), None, is_installation=True)
     return dict(itertools.islice(inside, COMPARED_ENTRIES))
 
 
-def _allis_below(
+def _all_below(
     roots: Sequence[str],
     own: frozenset[str],
     apart: list[str] | None,
