@@ -18,9 +18,6 @@ from app.runs import workload_choice
 from app.runs.workload_choice import WorkloadChoice
 from app.text import escape
 
-# Everything that a probe can be asked for, as widgets: a RunSpec for each chosen precision.
-
-
 POLICIES = {
     "auto": "CUDA's rules",
     "native": "The CPU's own rules",
@@ -31,6 +28,15 @@ POLICY_HELP = (
     "The CPU's own rules keep more ops in half (softmax, norms, sums) and fp16 is much slower."
 )
 LABEL_LENGTH = 120
+LARGEST_NUMBER = 2**53 - 1  # that a number in a browser holds exactly
+SCALE_HELP = "The loss is multiplied by this before backward. torch starts with 65536 (2^16)."
+FACTOR_HELP = (
+    "Multiplies the loss and corrects the optimizer for it, so that in exact arithmetic nothing "
+    "changes. A small factor shows what fp16 does to small gradients."
+)
+HISTOGRAM_HELP = "One count per power of two, module and role."
+TRACE_HELP = "Each op with its dtypes and casts: the dearest instrument."
+SHADOW_HELP = "The same step in fp32: the only way to tell lost values from zeros."
 
 
 def filled() -> list[RunSpec]:
@@ -81,7 +87,7 @@ def _widgets() -> tuple[RunSpec, WorkloadChoice, list[str]]:
         st.subheader("How it is computed", anchor=False)
         precisions = _precisions(start.precision)
         asked = _where(asked)
-    return draw(asked), choice, precisions
+    return _folded(asked), choice, precisions
 
 
 def _seed(place: DeltaGenerator, value: int) -> int:
@@ -148,21 +154,7 @@ def _where(spec: RunSpec) -> RunSpec:
     return replace(spec, device=device, policy=policy)
 
 
-# The folded part of the probe form: loss scaler, instruments, limits.
-
-
-LARGEST_NUMBER = 2**53 - 1  # that a number in a browser holds exactly
-SCALE_HELP = "The loss is multiplied by this before backward. torch starts with 65536 (2^16)."
-FACTOR_HELP = (
-    "Multiplies the loss and corrects the optimizer for it, so that in exact arithmetic nothing "
-    "changes. A small factor shows what fp16 does to small gradients."
-)
-HISTOGRAM_HELP = "One count per power of two, module and role."
-TRACE_HELP = "Each op with its dtypes and casts: the dearest instrument."
-SHADOW_HELP = "The same step in fp32: the only way to tell lost values from zeros."
-
-
-def draw(spec: RunSpec) -> RunSpec:
+def _folded(spec: RunSpec) -> RunSpec:
     """Three folded groups; ``spec`` with what they say."""
     with st.expander("Loss scaler and loss factor"):
         spec = replace(spec, scaler=_scaler(spec.scaler))

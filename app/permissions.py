@@ -194,17 +194,15 @@ def _signed_in(classroom: Classroom) -> ClassRole:
     return ClassRole.TEACHER if is_teacher else ClassRole.STUDENT
 
 
-# Sign in and out, where the class does (OIDC through Streamlit, docs/classroom.md).
-
-
-def show() -> None:
-    """All that a user sees who has not signed in."""
+def show_sign_in() -> None:
+    """All that a user sees who has not signed in, where the class does (OIDC through Streamlit,
+    docs/classroom.md)."""
     st.title("Sign in", anchor=False)
     st.markdown("This class is open to those who have an account with the teacher's institution.")
     st.button("Sign in", type="primary", on_click=st.login)
 
 
-def offer_out() -> None:
+def offer_sign_out() -> None:
     """Who is signed in, and the way out."""
     classroom = options.current().classroom
     if classroom is None or not classroom.signs_in or role() is ClassRole.GUEST:

@@ -106,9 +106,9 @@ def show() -> None:
         sections.setdefault(entry.section, []).append(entry.page(is_hidden=_is_hidden(entry, who)))
     page = st.navigation(sections, expanded=True)
     if who is ClassRole.GUEST:  # its address is known to the browser, its content is not drawn
-        permissions.show()
+        permissions.show_sign_in()
         return
-    permissions.offer_out()
+    permissions.offer_sign_out()
     try:
         page.run()
     except StoreBusy as error:

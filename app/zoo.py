@@ -18,7 +18,8 @@ from ampscope.errors import AmpscopeError
 from ampscope.records import RunInfo
 from ampscope.story import fix_words
 from ampscope.story.verdict_words import could_not_run
-from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, ExpectedAnswer, script_path
+from ampscope.zoo.answers import ANSWERS, HEALTHY, ExpectedAnswer, script_path
+from ampscope.zoo.score import STEPS
 from app import chart, links, permissions
 from app.chart import KeyFigure
 from app.runs import diagnoses, run_page

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ampscope.zoo.score import ANSWERS, script_path
+from ampscope.zoo.answers import ANSWERS, script_path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEALTHY = ROOT / "tests" / "healthy"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from contest import setting
 
-from ampscope.zoo.score import ANSWERS, HEALTHY, script_path
+from ampscope.zoo.answers import ANSWERS, HEALTHY, script_path
 
 RESULTS = Path(__file__).parent / "results" / "zoo_peers.json"
 LIMIT_S = 120.0

@@ -125,9 +125,6 @@ def _table(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-# Start, stop, delete and share probes: the dashboard's only writes.
-
-
 def start(specs: Sequence[RunSpec]) -> str:
     """Launch all as one group and return its name; the engine runs them one after another.
 

@@ -1,7 +1,4 @@
-"""Choose what is trained: a built-in model, or a file below one of the operator's folders.
-
-Which files those are is here too.
-"""
+"""Choose what is trained: a built-in model, or one of the files below the operator's folders."""
 
 from __future__ import annotations
 

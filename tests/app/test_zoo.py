@@ -12,7 +12,7 @@ import pytest
 
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
-from ampscope.zoo.score import ANSWERS, HEALTHY, script_path
+from ampscope.zoo.answers import ANSWERS, HEALTHY, script_path
 from app import zoo
 from app.runs import diagnoses
 from tests.helpers import script_stores

@@ -15,7 +15,7 @@ from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Frame, Role, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.zoo.score import ANSWERS
+from ampscope.zoo.answers import ANSWERS
 from tests.helpers import script_stores, stores
 from tests.helpers.browser import settle
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
-from ampscope.zoo.score import script_path
+from ampscope.zoo.answers import script_path
 from tests.helpers import stores
 from tests.helpers.browser import open_popover, settle
 

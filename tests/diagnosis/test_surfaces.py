@@ -29,7 +29,8 @@ from ampscope.store.reader import Reader
 from ampscope.story.build import document as report_of
 from ampscope.story.build import of_reports
 from ampscope.story.diagnosis import summary
-from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, TIME_LIMIT_S, script_path
+from ampscope.zoo.answers import ANSWERS, HEALTHY, script_path
+from ampscope.zoo.score import STEPS, TIME_LIMIT_S
 from app.home import ANSWER_LENGTH
 from app.runs import diagnoses
 from tests.helpers import script_stores

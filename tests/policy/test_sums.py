@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampscope.policy import op_lists
 from ampscope.policy.tensor_core import TensorCoreMode
-from ampscope.zoo.score import ANSWERS
+from ampscope.zoo.answers import ANSWERS
 from tests.helpers.child_runs import run_command
 
 HITS = 5000

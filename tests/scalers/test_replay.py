@@ -35,7 +35,7 @@ from ampscope.scalers.replay import (
     update_windows,
 )
 from ampscope.store.reader import Reader
-from ampscope.zoo.score import script_path
+from ampscope.zoo.answers import script_path
 from benchmarks.zoo_replay import replayed
 from tests.helpers.child_runs import wait_until
 

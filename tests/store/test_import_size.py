@@ -17,7 +17,7 @@ from ampscope.records import Curve
 from ampscope.store.export import to_json
 from ampscope.store.importing import import_file, opened
 from ampscope.store.reader import Reader
-from ampscope.story import measurement
+from ampscope.story import result_tables
 from tests.helpers.exported_run import write_run
 
 MOST_BYTES = 300 * 10**6
@@ -118,8 +118,8 @@ def test_a_frame_of_too_many_histograms_is_refused_by_its_place(
 def test_a_long_curve_is_thinned_in_a_report() -> None:
     y = [0.0] * 20_000
     y[12_345], y[777] = 9.0, float("nan")
-    pairs = measurement._pairs(Curve("c", "s", tuple(map(float, range(20_000))), tuple(y)))
-    assert len(pairs) <= 3 * measurement.MOST_POINTS
+    pairs = result_tables._pairs(Curve("c", "s", tuple(map(float, range(20_000))), tuple(y)))
+    assert len(pairs) <= 3 * result_tables.MOST_POINTS
     assert (12_345.0, 9.0) in pairs
     assert any(value != value for _, value in pairs)
 

@@ -12,7 +12,7 @@ import pytest
 
 import ampscope.zoo
 from ampscope.rules.verdict import FIX_KINDS
-from ampscope.zoo.score import ANSWERS, HEALTHY, ExpectedAnswer
+from ampscope.zoo.answers import ANSWERS, HEALTHY, ExpectedAnswer
 
 SCRIPTS = Path(ampscope.zoo.__file__).parent / "scripts"
 TWINS = tuple(answer.twin for answer in ANSWERS if answer.twin is not None)

@@ -155,7 +155,7 @@ def explained(cause: Cause) -> str:
     parts.append("Code\n" + textwrap.indent(pasted, "  "))
     if code := extensions.codes().get(cause.name):
         parts.append(f"What preflight sees\n{_wrapped(code.evidence, '  ')}")
-    from ampscope.zoo.score import examples_of
+    from ampscope.zoo.answers import examples_of
 
     if examples := examples_of(cause.name):
         where = "\n".join(f"  ampscope zoo {case}   {source}" for case, source in examples)

@@ -18,8 +18,9 @@ from click.testing import CliRunner
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.ext.compare.comparison import by_precision
-from ampscope.ext.compare.measure import batch_size, interleaved
-from ampscope.ext.compare.measure.batch_size import Grid, Trials
+from ampscope.ext.compare.measure import batch_child, batch_size, interleaved
+from ampscope.ext.compare.measure.batch_size import Grid
+from ampscope.ext.compare.measure.batch_trials import Trials
 from ampscope.launcher.launch import launch
 from ampscope.records import BatchTrial, LargestBatch, LossCurve, RunSpec, State, StepTimes
 from ampscope.store.reader import Reader
@@ -296,8 +297,8 @@ def test_a_memory_limit_bounds_a_gpu_as_well(
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, index: shares.append(share)
     )
-    monkeypatch.setattr(batch_size, "_tried", lambda *args: None)
-    batch_size.attempt(spec, "cuda:0", 8, 0)
+    monkeypatch.setattr(batch_child, "_tried", lambda *args: None)
+    batch_child.attempt(spec, "cuda:0", 8, 0)
     assert shares == ([asked_mib / 80] if asked_mib else [])
 
 

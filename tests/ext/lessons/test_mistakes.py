@@ -13,8 +13,8 @@ from ampscope.ext.lessons.mistakes import BY_ID, MISTAKES, STEPS, script_path
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter
-from ampscope.zoo.score import ANSWERS
-from ampscope.zoo.score import script_path as zoo_script
+from ampscope.zoo.answers import ANSWERS
+from ampscope.zoo.answers import script_path as zoo_script
 from app import zoo
 from app.ext.lessons import lesson_diagnosis
 from app.runs import diagnoses

@@ -1,6 +1,5 @@
-"""The ordered log itself: what was called, at which line, and whether another call made it.
-
-Also here: names for objects that have none, "optimizer0", "scaler1", in the order of first sight.
+"""The ordered log itself: what was called, at which line, and whether another call made it. Objects
+are named in the order of first sight: "optimizer0", "scaler1".
 """
 
 from __future__ import annotations

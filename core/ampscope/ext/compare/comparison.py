@@ -20,7 +20,7 @@ from ampscope.records import (
     Result,
     StepTimes,
 )
-from ampscope.story.measurement import quartiles
+from ampscope.story.result_tables import quartiles
 
 BASES = ("fp32", "tf32")  # what the others are compared with, where it was measured
 

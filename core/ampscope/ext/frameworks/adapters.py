@@ -1,7 +1,5 @@
-"""What every adapter offers, and how the right one is loaded: the first import of its framework.
-
-What every adapter is asked for is here too: the command line of a child, its GPU, and controls as
-settings.
+"""What every adapter offers and is asked for (the command line of a child, its GPU, controls as
+settings), and how the right one is loaded: the first import of its framework.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ampscope.ext.lessons.catalog import lesson_spec
 from ampscope.records import RunSpec
 from ampscope.store import sharing
 from ampscope.store.reader import Reader
-from ampscope.zoo.score import script_path as zoo_script
+from ampscope.zoo.answers import script_path as zoo_script
 from app import options, permissions, store
 from app.links import ENTRIES, HOME
 from app.runs import actions, measurements, run_page

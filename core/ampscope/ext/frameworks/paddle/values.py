@@ -2,8 +2,6 @@
 
 ``Tensor.numpy()`` copies, and a run that counts every layer would copy every activation; on a CPU
 the memory is read in place instead. bf16 has no NumPy dtype: its bits are uint16.
-
-Also here: where Paddle holds a function, and the classes below one.
 """
 
 from __future__ import annotations
