@@ -392,7 +392,7 @@ class _Diagnoses:
 def _result(script: str, case: DiagnosisCase) -> CaseResult:
     if case.is_moving or case.report is None:
         return CaseResult(script, ScriptStage.RUNNING, case.head)
-    report, baseline = case.report, diagnoses.observed(case.run_of("as_is") or case.head)
+    report, baseline = case.report, diagnoses.observed(case.run_of(BASELINE) or case.head)
     problem = could_not_run(report, baseline)
     if problem:
         return CaseResult(script, ScriptStage.COULD_NOT_RUN, case.head, problem=problem)

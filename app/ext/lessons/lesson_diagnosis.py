@@ -70,7 +70,7 @@ def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> DiagnosisCase | No
 def found(case: DiagnosisCase) -> None:
     """What the diagnosis says, what to do, the losses."""
     assert case.report is not None
-    baseline = diagnoses.observed(case.run_of("as_is") or case.head)
+    baseline = diagnoses.observed(case.run_of(BASELINE) or case.head)
     chart.see(diagnosis_words.paragraph(case.report, baseline))
     st.markdown(f"**What to do.** {escape(diagnosis_words.next_step(case.report, baseline))}")
     finding = next(iter(case.report.diagnosis.findings), None)

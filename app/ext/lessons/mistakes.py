@@ -7,6 +7,7 @@ import difflib
 import streamlit as st
 
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.ext.lessons.mistakes import BY_ID, MISTAKES, Mistake, script_path
 from ampscope.story import verdict_words as diagnosis_words
 from app import chart, links
@@ -66,7 +67,7 @@ def _verdict(case: DiagnosisCase) -> str:
 
 
 def _baseline(case: DiagnosisCase) -> RunView:
-    return diagnoses.observed(case.run_of("as_is") or case.head)
+    return diagnoses.observed(case.run_of(BASELINE) or case.head)
 
 
 CODE = {  # by mistake

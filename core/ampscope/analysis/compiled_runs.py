@@ -37,7 +37,7 @@ from enum import StrEnum
 
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
-from ampscope.control import COMPILED, TAPS, Control
+from ampscope.control import BASELINE, COMPILED, TAPS, Control
 from ampscope.number_words import plural
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import COMPILED_FRAMES, OptimizerStep, Tap
@@ -130,7 +130,7 @@ def apart(runs: Mapping[str, RunView], control: str) -> Apart | None:
 
 
 def _apart(runs: Mapping[str, RunView], control: str, times: float) -> Apart | None:
-    run, eager, fp32 = runs[control], runs["as_is"], runs.get("fp32")
+    run, eager, fp32 = runs[control], runs[BASELINE], runs.get("fp32")
     for what, read in (("the loss", _loss), ("the gradient norm", _norm)):
         if found := _numbers_apart(what, read, run, eager, fp32, times):
             return found
@@ -144,7 +144,7 @@ def _apart(runs: Mapping[str, RunView], control: str, times: float) -> Apart | N
 def unjudged(runs: Mapping[str, RunView], control: str, least: int) -> str:
     """Why the compiled run under ``control`` says nothing; "" where it does. ``least``: optimizer
     steps that are enough."""
-    run, eager = runs[control], runs["as_is"]
+    run, eager = runs[control], runs[BASELINE]
     outcome = run.outcome
     if run.has_exception and not eager.has_exception:
         text = outcome.error_text.partition("\n")[0][:200].rstrip(" .")

@@ -8,6 +8,7 @@ from functools import cached_property
 from ampscope.analysis.root_op import RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms, symptoms_of_control
+from ampscope.control import BASELINE
 
 
 class Evidence:
@@ -24,7 +25,7 @@ class Evidence:
     @property
     def baseline(self) -> RunView:
         """The baseline: the unchanged script. Every diagnosis has this run."""
-        return self.runs["as_is"]
+        return self.runs[BASELINE]
 
     @property
     def framework(self) -> str:

@@ -30,7 +30,7 @@ from ampscope import extensions
 from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, memory_limit_option, store_option
 from ampscope.cli.progress import say_unused_gpu
-from ampscope.control import INTERVENTIONS, Control
+from ampscope.control import BASELINE, INTERVENTIONS, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.diagnosis.load import judge_again
 from ampscope.diagnosis.result import DiagnosisResult
@@ -269,7 +269,7 @@ def diagnose(
 
 @click.command("run", context_settings=_SCRIPT)
 @click.argument("script")
-@click.option("--fix", default="as_is", help=f"Interventions, joined with ';': {INTERVENTIONS}.")
+@click.option("--fix", default=BASELINE, help=f"Interventions, joined with ';': {INTERVENTIONS}.")
 @script_options
 def run_script(asked: ScriptOptions, fix: str) -> None:
     """Record SCRIPT, untouched; or with an intervention applied by hand.

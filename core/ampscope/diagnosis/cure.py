@@ -27,7 +27,7 @@ from ampscope.analysis.symptoms import (
     Symptom,
     symptoms,
 )
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.captured_step import cures_the_step, is_captured
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.rules.verdict import Verdict
@@ -235,7 +235,7 @@ def _is_removed(finding: Finding, evidence: Evidence, fixed: RunView) -> bool:
     """Whether the cause is found no more."""
     if finding.rule.is_removed is not None:
         return finding.rule.is_removed(evidence.baseline, fixed)
-    again = diagnose(Evidence({"as_is": fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
+    again = diagnose(Evidence({BASELINE: fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
     return all(f.cause != finding.cause for f in again.findings)
 
 

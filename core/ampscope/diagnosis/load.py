@@ -23,7 +23,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.lead import Lead
 from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
 from ampscope.diagnosis.cure import by_trials, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
@@ -59,7 +59,7 @@ def load_diagnosis(reader: Reader, run_id: str, *, again: bool = False) -> Diagn
         raise BadInput("This run is a probe. Diagnose a script with: ampscope diagnose train.py")
     group = counting(reader.group(info.spec.group))
     infos = {r.spec.control: r for r in group} or {info.spec.control: info}
-    first = infos.get("as_is", info)
+    first = infos.get(BASELINE, info)
     if first.state.is_active:
         raise BadInput("The baseline run has not ended yet; the diagnosis begins when it ends.")
     concluded = None if again else _concluded(reader.conclusion(first.id), infos)
@@ -74,8 +74,8 @@ def judge_again(store: Path, run_id: str) -> tuple[DiagnosisResult, DiagnosisRes
     with Reader(store) as reader:
         before = load_diagnosis(reader, run_id)
         after = load_diagnosis(reader, run_id, again=True)
-    if "as_is" in after.runs:
-        keep_conclusion(store, after.runs["as_is"].id, stored(after))
+    if BASELINE in after.runs:
+        keep_conclusion(store, after.runs[BASELINE].id, stored(after))
     return before, after
 
 
@@ -86,7 +86,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
         is_cut = is_shorter and view.outcome.ended in ("time", "killed")
         if is_cut or infos[name].state is State.CANCELLED:
             del views[name]
-    views.setdefault("as_is", _view(reader, first))
+    views.setdefault(BASELINE, _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
     evidence = Evidence(views, policy, emulates_bf16=bool(gpu_that_emulates_bf16(first)))
     diagnosis = by_trials(diagnosis_with_compiled_run(evidence), evidence)
@@ -100,7 +100,7 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
             if name in finding.verdict.fix.controls or is_fp32:
                 cured = is_cured(finding, evidence, view, views.get(Control(name).in_fp32))
                 fix = finding.verdict.fix
-                trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
+                trials.append(trial_of(name, fix, view, views[BASELINE], cured=cured))
         bf16 = views.get("bf16")
         under_way = any(r.state.is_active for r in infos.values())
         is_offered = finding.rule.searches_modules and not evidence.emulates_bf16
@@ -109,10 +109,10 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
             bf16 = None
         if bf16 is not None and is_offered and not under_way:
             # As the live diagnosis does: where nothing else cures but fp32 throughout.
-            others = [t for t in trials if not is_everything(t.control, views["as_is"])]
+            others = [t for t in trials if not is_everything(t.control, views[BASELINE])]
             if not any(t.cured for t in others):
                 cured = is_cured(finding, evidence, bf16, None)
-                trial = trial_of("bf16", USE_BF16, bf16, views["as_is"], cured=cured)
+                trial = trial_of("bf16", USE_BF16, bf16, views[BASELINE], cured=cured)
                 trials = [*others, trial] if cured else [*trials, trial]
     ended = [r.ended for r in infos.values() if r.ended is not None]
     elapsed_s = (max(ended) - first.created) if ended else 0.0
@@ -129,7 +129,7 @@ def trial_under(reader: Reader, result: DiagnosisResult, control: str) -> Trial 
     evidence = Evidence(views, result.diagnosis.policy)
     in_fp32 = views.get(Control(control).in_fp32)
     cured = is_cured(finding, evidence, views[control], in_fp32)
-    runs = views[control], views["as_is"]
+    runs = views[control], views[BASELINE]
     trial = trial_of(control, finding.verdict.fix, *runs, cured=cured)
     return under_policy(trial, result.diagnosis.policy)
 

@@ -13,7 +13,7 @@ from ampscope.analysis.repeatability import difference, draws_otherwise
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import hand_scale_facts, scale_facts, static_scale
 from ampscope.analysis.symptoms import Symptom, symptoms_of_control
-from ampscope.control import COMPILED, Control
+from ampscope.control import BASELINE, COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.errors import BadInput
 from ampscope.hardware.capability import emulates_bf16
@@ -161,9 +161,9 @@ def report_of(
     output: str = "",
 ) -> DiagnosisResult:
     """The report on runs that have ended; a script that could not be judged has a sentence."""
-    first = runs.get("as_is") or next(iter(runs.values()))
+    first = runs.get(BASELINE) or next(iter(runs.values()))
     trials = tuple(under_policy(trial, diagnosis.policy) for trial in trials)
-    unfinished = "" if diagnosis.findings else problem(first, views["as_is"], views.get("fp32"))
+    unfinished = "" if diagnosis.findings else problem(first, views[BASELINE], views.get("fp32"))
     return DiagnosisResult(
         script=first.spec.workload,
         diagnosis=diagnosis,
@@ -173,14 +173,14 @@ def report_of(
         could_not_run=unfinished,
         notes=(*_notes(diagnosis, views), *_of_bf16(first, views), *_gaps(diagnosis, views)),
         output=output,
-        judged_steps=(outcome := views["as_is"].outcome).steps,
+        judged_steps=(outcome := views[BASELINE].outcome).steps,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
         control_symptoms={
-            name: _of_control(views[name], views["as_is"]) for name in CONTROLS if name in views
+            name: _of_control(views[name], views[BASELINE]) for name in CONTROLS if name in views
         },
-        ended=views["as_is"].outcome.ended,
-        lead=None if diagnosis.findings else lead(views["as_is"], views.get("fp32")),
-        precision=precision_use(views["as_is"], views.get("fp32")),
+        ended=views[BASELINE].outcome.ended,
+        lead=None if diagnosis.findings else lead(views[BASELINE], views.get("fp32")),
+        precision=precision_use(views[BASELINE], views.get("fp32")),
         rank=outcome.rank if outcome.ranks > 1 else None,
         compiled=tuple(
             CompiledRun(arm.control, arm.through, arm.words)
@@ -327,37 +327,37 @@ def _of_bf16(info: RunInfo, views: Mapping[str, RunView]) -> list[str]:
 def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
     """What CUDA computes otherwise than the CPU that the verdict comes from."""
     op = diagnosis.findings[0].verdict.op if diagnosis.findings else None
-    return op_lists.texts(views["as_is"].outcome.gaps, diagnosis.policy, op or "")
+    return op_lists.texts(views[BASELINE].outcome.gaps, diagnosis.policy, op or "")
 
 
 def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
-    outcome = views["as_is"].outcome
+    outcome = views[BASELINE].outcome
     blamed = any(finding.rule.is_of_compiler for finding in diagnosis.findings)
     was_compiled = COMPILED in views and bool(blamed or diagnosis.notes or diagnosis.undecided)
     notes = [*diagnosis.notes, *outcome.notes]
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
         notes = [note for note in notes if note != COMPILED_NOTE]
-    if note := _without_scaler(views["as_is"]):
+    if note := _without_scaler(views[BASELINE]):
         notes.append(note)
-    said = replaced_words(views["as_is"])
+    said = replaced_words(views[BASELINE])
     if said and not any(said in finding.verdict.reason for finding in diagnosis.findings):
         notes.append(said)
-    if not diagnosis.findings and (note := _long_search(views["as_is"])):
+    if not diagnosis.findings and (note := _long_search(views[BASELINE])):
         notes.append(note)
     if "fp32" in views and not (diagnosis.findings or diagnosis.latent):
-        notes += _of_gradients(views["as_is"], views["fp32"])
+        notes += _of_gradients(views[BASELINE], views["fp32"])
     if outcome.ended == "steps":
         notes.append(f"Stopped after {outcome.steps} optimizer steps.")
     if outcome.ended == "time":
         notes.append(f"Stopped at the time limit after {outcome.steps} optimizer steps.")
-    if "fp32" in views and (told := _other_end(views["as_is"], views["fp32"])):
+    if "fp32" in views and (told := _other_end(views[BASELINE], views["fp32"])):
         notes.append(told)
-    if "fp32" in views and (what := difference(views["as_is"], views["fp32"])):
+    if "fp32" in views and (what := difference(views[BASELINE], views["fp32"])):
         notes.append(
             f"Random numbers are drawn in another dtype in the fp32 control, so {what} differ. The "
             "script is judged on what the runs have in common."
-            if draws_otherwise(views["as_is"], views["fp32"])
+            if draws_otherwise(views[BASELINE], views["fp32"])
             else f"The script does not reproduce its own losses from run to run: {what} differ. "
             "It is judged on what the runs have in common; a fixed seed makes the verdict sharper."
         )

@@ -43,7 +43,7 @@ from ampscope.analysis.compiled_runs import (
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
-from ampscope.control import COMPILED, SCALE_1, Control
+from ampscope.control import BASELINE, COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
 from ampscope.diagnosis.cure import by_trials, comes_too_late, is_ambiguous, is_cured, trains
@@ -94,7 +94,7 @@ def run_diagnosis(
         held = HeldTraceback(show) if show is not None and spec.policy == AUTO else None
         try:
             plan = _begun(stack, spec, store, say, held or show, on, in_place)
-            if plan.done["as_is"].lacks_device:
+            if plan.done[BASELINE].lacks_device:
                 say(
                     f"the script again, on a simulated CUDA device ({spec.rehearsed}): it asks for "
                     "CUDA, and this machine has none"
@@ -145,7 +145,7 @@ def _begun(
 ) -> DiagnosisPlan:  # fmt: skip
     """A plan whose first two runs have ended."""
     remove_left_jobs(store)
-    first = replace(spec, control="as_is")
+    first = replace(spec, control=BASELINE)
     runs: ScriptRuns = (
         extensions.load(extensions.job_engines()[on])(first, store, on)
         if on
@@ -169,12 +169,12 @@ def _report(
     plan: DiagnosisPlan, diagnosis: Diagnosis, started: float, *, is_last: bool = True
 ) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
-    elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
+    elapsed_s, output = time.monotonic() - started, plan.done[BASELINE].output
     found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
     if plan.runs.in_place:
         note = "The script ran on the files themselves (--in-place), and what it wrote stays."
         found = replace(found, notes=(*found.notes, note))
-    elif plan.views["as_is"].outcome.is_kept_apart:
+    elif plan.views[BASELINE].outcome.is_kept_apart:
         found = replace(found, notes=(*found.notes, result.KEPT_APART))
     if note := plan.runs.files_note():
         found = replace(found, notes=(*found.notes, note))
@@ -182,7 +182,7 @@ def _report(
         counts = (plan.ended_fixes, plan.most_fixes) if diagnosis.findings else None
         note = result.partial_note(counts)
         found = replace(found, notes=(*found.notes, note))
-    keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
+    keep_conclusion(plan.runs.store, infos[BASELINE].id, stored(found))
     return found
 
 
@@ -206,7 +206,7 @@ class DiagnosisPlan:
     @property
     def evidence(self) -> Evidence:
         """What the runs so far have shown, under the policy that they were made with."""
-        first = self.done["as_is"].info
+        first = self.done[BASELINE].info
         policy = first.machine.policy if first.machine else "native"
         emulates_bf16 = bool(result.gpu_that_emulates_bf16(first))
         return Evidence(self.views, policy, emulates_bf16=emulates_bf16)
@@ -218,32 +218,32 @@ class DiagnosisPlan:
         would two runs on the same files."""
         if self.runs.share_a_gpu() or names_a_port(self.runs.spec) or self.runs.in_place:
             self.say("baseline")
-            self._keep("as_is", self.runs.wait(self.runs.start("as_is"), show, self.say))
-            if self._is_kept_apart("as_is"):
-                self._keep("as_is", self.runs.run("as_is", say=self.say))
-            if not self.done["as_is"].lacks_device:
+            self._keep(BASELINE, self.runs.wait(self.runs.start(BASELINE), show, self.say))
+            if self._is_kept_apart(BASELINE):
+                self._keep(BASELINE, self.runs.run(BASELINE, say=self.say))
+            if not self.done[BASELINE].lacks_device:
                 self._judge_one_rank()
                 self._hand_on_half()
                 self.control("fp32")
             return
         self.say("baseline and fp32")
-        first = self.runs.start("as_is")
+        first = self.runs.start(BASELINE)
         second = self.runs.start("fp32", parent=first)
-        self._keep("as_is", self.runs.wait(first, show, self.say))
-        if self.done["as_is"].lacks_device:
+        self._keep(BASELINE, self.runs.wait(first, show, self.say))
+        if self.done[BASELINE].lacks_device:
             return
         self._keep("fp32", self.runs.wait(second, say=self.say))
-        if self._is_disturbed("as_is", first):
-            self._keep("as_is", self.runs.run("as_is", say=self.say))
+        if self._is_disturbed(BASELINE, first):
+            self._keep(BASELINE, self.runs.run(BASELINE, say=self.say))
         if self._is_disturbed("fp32", second):
-            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id, self.say))
+            self._keep("fp32", self.runs.run("fp32", self.done[BASELINE].info.id, self.say))
         self._judge_one_rank()
         self._hand_on_half()
 
     def _hand_on_half(self) -> None:
         """Later runs count their steps from where half precision takes part in the baseline: a
         control that takes it away cannot know by itself."""
-        if first := self.views["as_is"].outcome.half_from:
+        if first := self.views[BASELINE].outcome.half_from:
             settings = (*self.runs.spec.settings, (HALF_FROM, str(first)))
             self.runs.spec = replace(self.runs.spec, settings=settings)
 
@@ -272,7 +272,7 @@ class DiagnosisPlan:
     def _judge_one_rank(self) -> None:
         """Controls are compared by the rank that the baseline is judged by, which is known when
         that has ended: an fp32 control beside it may have taken another rank's observations."""
-        judged = self.views["as_is"].outcome
+        judged = self.views[BASELINE].outcome
         if judged.ranks < 2:
             return
         settings = (*self.runs.spec.settings, (JUDGED_RANK, str(judged.rank)))
@@ -280,7 +280,7 @@ class DiagnosisPlan:
         other = self.views["fp32"].outcome if "fp32" in self.views else judged
         if other.ranks > 1 and other.rank != judged.rank:
             self.say(f"fp32 again: rank {judged.rank} is the one to judge")
-            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id, self.say))
+            self._keep("fp32", self.runs.run("fp32", self.done[BASELINE].info.id, self.say))
 
     def _shared(self, run_id: str) -> bool:
         """Whether another run changed what both share while this one ran: what it read there may be
@@ -295,7 +295,7 @@ class DiagnosisPlan:
         """Run a control once."""
         if control not in self.views:
             self._say_run(control)
-            parent = self.done["as_is"].info.id
+            parent = self.done[BASELINE].info.id
             started = self._prefetched.pop(control, "") or self.runs.start(control, parent)
             self._keep(control, self.runs.wait(started, say=self.say))
         return self.views[control]
@@ -309,7 +309,7 @@ class DiagnosisPlan:
         if left <= 0:
             return None
         self._say_run(control)
-        parent = self.done["as_is"].info.id
+        parent = self.done[BASELINE].info.id
         run = self.runs.wait(self.runs.start(control, parent, limit_s=left), say=self.say)
         if RunView(control, run.info.id, run.observations).outcome.ended in ("time", "killed"):
             self.done[control] = run  # the report lists it
@@ -320,19 +320,21 @@ class DiagnosisPlan:
     def prefetch(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
         if self._are_jobs and not self.runs.share_a_gpu():
-            parent = self.done["as_is"].info.id
+            parent = self.done[BASELINE].info.id
             for control in controls:
                 if control not in self.views and control not in self._prefetched:
                     self._prefetched[control] = self.runs.start(control, parent)
 
     def problem(self) -> str:
         """Why there is nothing to judge; "" when there is."""
-        return result.problem(self.done["as_is"].info, self.views["as_is"], self.views.get("fp32"))
+        return result.problem(
+            self.done[BASELINE].info, self.views[BASELINE], self.views.get("fp32")
+        )
 
     def wants_frozen_scale(self) -> bool:
         """Every step was skipped at whatever scale, or the scale fell below 1, with a finite loss:
         are gradients finite at 1?"""
-        run = self.views["as_is"]
+        run = self.views[BASELINE]
         if not run.has_scaler or not run.skips or run.bad_loss_steps:
             return False
         return len(run.skips) == len(run.steps) or min(run.scales) < 1
@@ -409,7 +411,7 @@ class DiagnosisPlan:
         if not is_of_compilers and (others_are_open or none_cures):
             self.control("bf16")  # it may cure another finding
         in_vain = all(t.cured is False for t in self.trials)
-        is_quick = self.views["as_is"].outcome.elapsed_s <= MAX_NEIGHBOUR_S
+        is_quick = self.views[BASELINE].outcome.elapsed_s <= MAX_NEIGHBOUR_S
         for finding in diagnosis.findings[1:MAX_TRIED]:
             is_asked = is_quick and is_ambiguous(first, finding, self.evidence)
             if not (in_vain or is_asked):
@@ -475,20 +477,20 @@ class DiagnosisPlan:
                 self._tried(control, finding.verdict.fix, cured=cured)
             return cured is not False
 
-        names = result.modules_with_parameters(self.views["as_is"])
+        names = result.modules_with_parameters(self.views[BASELINE])
         if self._is_everywhere(names) and self._try_bf16(finding):
             return True
         with self._fix():
             found = smallest_set(names, cures, MAX_SEARCH_RUNS)
         # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
-        if found and result.is_everything(Control.of(fp32_modules=found), self.views["as_is"]):
+        if found and result.is_everything(Control.of(fp32_modules=found), self.views[BASELINE]):
             self._try_bf16(finding)
         return bool(found)
 
     def _is_everywhere(self, names: list[str]) -> bool:
         """Whether most modules with parameters overflow by themselves: the smallest set of modules
         in fp32 would be nearly all of them."""
-        baseline = self.views["as_is"]
+        baseline = self.views[BASELINE]
         bad = {
             b.module
             for b in baseline.bad_ops
@@ -497,7 +499,7 @@ class DiagnosisPlan:
         return len(names) > 1 and len(bad & set(names)) > EVERYWHERE * len(names)
 
     def _tried(self, control: str, fix: Fix, *, cured: bool | None) -> None:
-        views = self.views[control], self.views["as_is"]
+        views = self.views[control], self.views[BASELINE]
         self.trials.append(result.trial_of(control, fix, *views, cured=cured))
 
     def _keep(self, control: str, run: ScriptRun) -> None:
@@ -547,7 +549,7 @@ class UncompiledSearch:
         """First among the modules that own parameters, then among their parents, whose own code may
         be what is compiled wrongly, or that of a part without parameters."""
         most = MAX_COMPILED_RUNS if self._through == COMPILED else MAX_SEARCH_RUNS
-        owners = names = result.modules_with_parameters(self._views["as_is"])
+        owners = names = result.modules_with_parameters(self._views[BASELINE])
         while names and not (found := smallest_set(names, self._is_left_out, most)):
             names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
         if names and names is not owners and found and len(found) == 1:

@@ -25,6 +25,7 @@ import click
 from ampscope import extensions
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.files import TemporaryFolder, remove_leftovers_in, throw_away
 from ampscope.hardware.describe import describe_machine, may_use_cuda, uses_cuda
@@ -430,7 +431,7 @@ def repeat(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
         info = reader.run(run_id)
         group = reader.group(info.spec.group)
     spec = repeatable(info)
-    first = next((r for r in group if r.spec.control == "as_is"), info)
+    first = next((r for r in group if r.spec.control == BASELINE), info)
     with ScriptRuns(replace(spec, control="", parent=""), store, private=True) as runs:
         for control in controls:
             runs.run(control, parent=first.id)

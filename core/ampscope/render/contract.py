@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampscope.causes import CAUSES
+from ampscope.control import BASELINE
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.record_json import dumps
@@ -38,7 +39,7 @@ def document(report: DiagnosisResult) -> dict[str, Any]:
         "lead": _lead(report),
         "precision": _precision(report),
         "policy": diagnosis.policy,
-        "rules": rules(head) if (head := report.runs.get("as_is")) else None,
+        "rules": rules(head) if (head := report.runs.get(BASELINE)) else None,
         "elapsed_s": round(report.elapsed_s, 2),
         "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],
         # Numbers that are being lost, without harm so far; they do not change the verdict.

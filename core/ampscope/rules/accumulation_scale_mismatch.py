@@ -21,6 +21,7 @@ from __future__ import annotations
 from ampscope.analysis.call_windows import Window, windows
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.observations import Call, OptimizerStep
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
@@ -45,10 +46,10 @@ def check(evidence: Evidence) -> Verdict:
         line=call.line,
         evidence=(
             Measurement(
-                "windows with unscale_ or update inside", len(wrong), 0, "as_is", call.step
+                "windows with unscale_ or update inside", len(wrong), 0, BASELINE, call.step
             ),
             Measurement(
-                "backward passes in the window", len(window.backwards), 1, "as_is", call.step
+                "backward passes in the window", len(window.backwards), 1, BASELINE, call.step
             ),
         ),
         fix=Fix(
@@ -106,7 +107,7 @@ def _never_cleared(run: RunView, kept: list[OptimizerStep], clearing: Call | Non
         step=first.step,
         line=line,
         evidence=(
-            Measurement("steps on gradients of a skipped one", len(kept), 0, "as_is", first.step),
+            Measurement("steps on gradients of a skipped one", len(kept), 0, BASELINE, first.step),
         ),
         fix=Fix(
             "scaler_protocol",
@@ -148,7 +149,7 @@ RULE = Rule(
     title="The scale changed while gradients accumulated",
     definition="unscale_ or update was called inside an accumulation window.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=32,
     explains=(
         "gradient_underflow",

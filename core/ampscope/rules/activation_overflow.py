@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.control import BASELINE
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Rule, Verdict, island, op_verdict, place
 
@@ -48,7 +49,7 @@ RULE = Rule(
     definition="A linear, convolution, residual addition or cast has a result beyond the format's "
     "largest number.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=50,
     explains=("loss_scale_too_high", "gradient_underflow"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import PRODUCTS, SOFTMAXES, ForwardClass, RootOp
+from ampscope.control import BASELINE
 from ampscope.observations import BadOp
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Rule, Verdict, island, op_verdict, place
@@ -60,7 +61,7 @@ RULE = Rule(
     definition="The matmul of queries and keys, or of two embeddings, exceeds the format's largest "
     "number before it is scaled.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=50,
     explains=("loss_scale_too_high", "gradient_underflow"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.observations import Scan
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -42,7 +43,7 @@ def check(evidence: Evidence) -> Verdict:
         module=first.name.rpartition(".")[0] or None,
         step=first.step,
         evidence=tuple(
-            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.step)
+            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, BASELINE, s.step)
             for s in bad[:5]
         ),
         fix=Fix("fix_init", f"Initialise {first.name}.", "nn.init.normal_(parameter, std=0.02)\n"),
@@ -64,7 +65,7 @@ RULE = Rule(
     title="The weights were bad before training",
     definition="NaN, infinity or absurd magnitudes in the parameters before the first step.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=20,
     explains=("bad_input_data", "activation_overflow", "not_amp_divergence", "singular_gradient"),

@@ -28,6 +28,7 @@ from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_cla
 from ampscope.analysis.run_view import ForeignValue, RunView, foreign_values
 from ampscope.analysis.singular import is_impossible_alignment, shared_singularity
 from ampscope.analysis.symptoms import Symptom
+from ampscope.control import BASELINE
 from ampscope.number_words import plural
 from ampscope.observations import BadOp
 from ampscope.rules.roots import same_in_fp32
@@ -101,7 +102,7 @@ def _found(evidence: Evidence) -> Verdict:
         step=own.step,
         line=own.line,
         evidence=(
-            Measurement("non-finite values came in", own.count, 0, "as_is", own.step),
+            Measurement("non-finite values came in", own.count, 0, BASELINE, own.step),
             Measurement("the same in the fp32 control", reference.count, 0, "fp32", reference.step),
         ),
         fix=Fix("fix_data", "Repair or drop the bad samples.", PATCH),
@@ -144,7 +145,7 @@ RULE = Rule(
     title="The data holds NaN or infinity",
     definition="Inputs or targets are not finite before the first op sees them.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=22,
     explains=("not_amp_divergence", "loss_scale_too_high"),

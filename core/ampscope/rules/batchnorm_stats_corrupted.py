@@ -22,7 +22,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.observations import OpUse
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Verdict:
         phase="forward",
         step=step,
         evidence=tuple(
-            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.step)
+            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, BASELINE, s.step)
             for s in bad[:5]
         ),
         fix=Fix(
@@ -70,7 +70,7 @@ def _outgrown(use: OpUse) -> Verdict:
     """Each step gave finite outputs; the statistics that it updated do not fit the format."""
     where = f"module {use.module!r}" if use.module else "the batch normalisation"
     lost = Measurement(
-        "relative error of the evaluation", use.value or 0.0, use.other, "as_is", use.step
+        "relative error of the evaluation", use.value or 0.0, use.other, BASELINE, use.step
     )
     controls = (Control.of(fp32_modules=use.module),) if use.module else ()
     return Verdict(
@@ -112,7 +112,7 @@ RULE = Rule(
     definition="One bad forward pass poisoned the running statistics, although the weights are "
     "sound.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=58,  # behind the ops whose overflow poisons the statistics
     explains=("loss_scale_too_high",),
     explained_by=(

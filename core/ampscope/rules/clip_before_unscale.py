@@ -25,6 +25,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.hand_clips import cut_unlike_fp32, follows_scale, hand_clips
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scaled_gradients import clips_scaled
+from ampscope.control import BASELINE
 from ampscope.observations import Call, GradientChange
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
@@ -51,15 +52,15 @@ def check(evidence: Evidence) -> Verdict:
         step=first.step,
         line=first.line,
         evidence=(
-            Measurement("clips of scaled gradients", len(wrong), 0, "as_is", first.step),
+            Measurement("clips of scaled gradients", len(wrong), 0, BASELINE, first.step),
             Measurement(
                 "norm that the clip saw",
                 first.value if first.value is not None else "not returned",
                 float(first.note or 0),
-                "as_is",
+                BASELINE,
                 first.step,
             ),
-            Measurement("loss scale", scale, 1, "as_is", first.step),
+            Measurement("loss scale", scale, 1, BASELINE, first.step),
         ),
         fix=Fix(
             "move_unscale",
@@ -96,13 +97,13 @@ def _clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
     if clips := hand_clips(run.gradient_changes):
         clip = clips[0]
         did = f"cuts the {clip.bounds} of gradients that are still multiplied by the loss scale"
-        steps = Measurement("steps cut to one limit", len(clip.changes), 0, "as_is")
+        steps = Measurement("steps cut to one limit", len(clip.changes), 0, BASELINE)
         return _found_by_hand(did, f"to {clip.limit:.4g}", clip.changes, clip.limit, steps, patch)
     if cuts := cut_unlike_fp32(run, evidence.fp32):
         after = cuts[0].norm_after
         did = "limits gradients that are still multiplied by the loss scale"
         rest = f"and leaves {after / cuts[0].norm_before:.2g} of them, which fp32 keeps"
-        steps = Measurement("first steps in which fp32 cuts less", len(cuts), 0, "as_is")
+        steps = Measurement("first steps in which fp32 cuts less", len(cuts), 0, BASELINE)
         return _found_by_hand(did, rest, cuts, after, steps, patch)
     return None
 
@@ -124,8 +125,8 @@ def _found_by_hand(
         line=first.line,
         evidence=(
             steps,
-            Measurement("norm before the clip", first.norm_before, limit, "as_is", first.step),
-            Measurement("loss scale", first.scale, 1, "as_is", first.step),
+            Measurement("norm before the clip", first.norm_before, limit, BASELINE, first.step),
+            Measurement("loss scale", first.scale, 1, BASELINE, first.step),
         ),
         fix=Fix("move_unscale", "Call scaler.unscale_(optimizer) before the clip.", patch),
     )
@@ -164,7 +165,7 @@ RULE = Rule(
     definition="The clipping threshold was compared with gradients that still carry the loss "
     "scale.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=30,
     explains=("gradient_underflow", "small_update_lost", "not_amp_divergence"),
     is_removed=is_removed,

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from ampscope.analysis.compiled_runs import AOT_EAGER, Layer, layer
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE
 from ampscope.rules.compiled_code import compiled_verdict
 from ampscope.rules.verdict import Fix, Rule, Verdict
 
@@ -63,7 +64,7 @@ RULE = Rule(
     title="A compiled kernel computes something else",
     definition="The captured graph is right; the kernels that the compiler made of it are not.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=81,
     is_of_compiler=True,
 )

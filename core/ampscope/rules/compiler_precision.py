@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from ampscope.analysis.compiled_runs import EAGER_CASTS, Layer
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE
 from ampscope.rules.compiled_code import compiled_verdict
 from ampscope.rules.verdict import Fix, Rule, Verdict
 
@@ -53,7 +54,7 @@ RULE = Rule(
     title="The compiler rounds where eager code does not, or the reverse",
     definition="Compiled code leaves out casts of eager code, and the training depends on them.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=80,
     is_of_compiler=True,
 )

@@ -20,6 +20,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class
 from ampscope.analysis.symptoms import Symptom
+from ampscope.control import BASELINE
 from ampscope.rules.roots import same_in_fp32
 from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
@@ -51,7 +52,7 @@ RULE = Rule(
     title="A mean over nothing",
     definition="The loss averaged an empty set, in every precision.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=24,
     explains=("not_amp_divergence",),
 )

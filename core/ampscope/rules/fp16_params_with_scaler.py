@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, passed
 
@@ -52,6 +53,6 @@ RULE = Rule(
     title="Half-precision parameters with a GradScaler",
     definition="Trainable parameters are fp16, whose gradients GradScaler refuses to unscale.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=10,
 )

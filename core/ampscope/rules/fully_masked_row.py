@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
+from ampscope.control import BASELINE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 
@@ -51,7 +52,7 @@ def check(evidence: Evidence) -> Verdict:
         step=use.step,
         line=use.line,
         evidence=(
-            Measurement("rows masked completely", use.value or 0.0, 0, "as_is", use.step),
+            Measurement("rows masked completely", use.value or 0.0, 0, BASELINE, use.step),
             Measurement(
                 "the same in the fp32 control", reference.value or 0.0, 0, "fp32", reference.step
             ),
@@ -72,7 +73,7 @@ RULE = Rule(
     definition="Softmax over a row that is minus infinity throughout gives NaN, in every "
     "precision.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=25,
     explains=("not_amp_divergence", "singular_gradient", "masked_branch_gradient"),
 )

@@ -25,6 +25,7 @@ from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, learns_slower
+from ampscope.control import BASELINE
 from ampscope.observations import OptimizerStep
 from ampscope.rules.verdict import (
     Fix,
@@ -71,9 +72,9 @@ def check(evidence: Evidence) -> Verdict:
     counted = next(iter(run.own_gradients), None)
     step = counted.step if counted is not None else 0
     measured = (
-        Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", step),
+        Measurement("zero gradient entries", run.zero_share or 0.0, None, BASELINE, step),
         Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
-        Measurement("lost", lost, LOST, "as_is", step),
+        Measurement("lost", lost, LOST, BASELINE, step),
     )
     reason = f"{share}, {_scale(run, counted)}."
     if not dead and lost <= LOST_SURELY and not _is_harmed(evidence, lost, fp32):
@@ -163,7 +164,7 @@ RULE = Rule(
     definition="Gradients fell below the smallest half-precision number: no scaler, or too small a "
     "scale.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=70,
     explains=("small_update_lost",),

@@ -62,7 +62,7 @@ RULE = Rule(
     title="The compiled graph is not what the script does",
     definition="Capturing the script, or making its graph functional, changed what it computes.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=79,
     is_of_compiler=True,
 )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.half_sums import MIN_STAGNATED, worst_sum
+from ampscope.control import BASELINE
 from ampscope.observations import INACCURATE_ERROR, BadOp
 from ampscope.rules.verdict import (
     Fix,
@@ -66,20 +67,20 @@ def _seen(op: BadOp) -> tuple[str, Measurement]:
     if op.kind == "coarse":
         return (
             f"{op.op} in {place(op)} is {error:.0%} away from the fp32 result of the same inputs.",
-            Measurement("relative error of the sum", error, INACCURATE_ERROR, "as_is", op.step),
+            Measurement("relative error of the sum", error, INACCURATE_ERROR, BASELINE, op.step),
         )
     if op.kind == "drift":
         return (
             f"The running sum at line {op.line} has lost {error:.0%} of its value to rounding in"
             f" {op.dtype}: its terms are smaller than half the spacing of the total.",
             Measurement(
-                "rounding errors over the total", error, INACCURATE_ERROR, "as_is", op.step
+                "rounding errors over the total", error, INACCURATE_ERROR, BASELINE, op.step
             ),
         )
     return (
         f"The sum at line {op.line} did not change in {op.count} additions of something that is"
         " not zero.",
-        Measurement("additions without effect", op.count, MIN_STAGNATED, "as_is", op.step),
+        Measurement("additions without effect", op.count, MIN_STAGNATED, BASELINE, op.step),
     )
 
 
@@ -89,7 +90,7 @@ RULE = Rule(
     title="A running sum stagnated in half precision",
     definition="A long sum in half precision stops growing although terms keep coming.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=37,
     explains=("small_update_lost", "gradient_underflow"),
     is_measured=True,

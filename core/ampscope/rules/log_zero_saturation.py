@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.control import BASELINE
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Rule, Verdict, island, op_verdict, place
 
@@ -47,7 +48,7 @@ RULE = Rule(
     title="A logarithm of a saturated probability",
     definition="A probability rounded to exactly 0 or 1 before its logarithm was taken.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=50,
     explains=("loss_scale_too_high", "gradient_underflow"),

@@ -26,6 +26,7 @@ from ampscope.analysis.scale_facts import (
     scale_facts,
     static_scale,
 )
+from ampscope.control import BASELINE
 from ampscope.rules.backward_roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
@@ -60,7 +61,7 @@ def check(evidence: Evidence) -> Verdict:
             loss,
             f"takes a loss scale of {facts.last:.3g} to be finite, after {facts.skipped} skipped"
             " steps",
-            _measured(loss, largest, Measurement("scale at the end", facts.last, 1.0, "as_is")),
+            _measured(loss, largest, Measurement("scale at the end", facts.last, 1.0, BASELINE)),
         )
     root = evidence.root
     if root is None or not evidence.symptoms or not is_overflow(root):
@@ -128,7 +129,7 @@ RULE = Rule(
     title="The loss itself is too large",
     definition="Loss or gradients are so large that a scale below 1 would be needed.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=59,
     explains=("loss_scale_too_high",),

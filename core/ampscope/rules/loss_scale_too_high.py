@@ -38,7 +38,7 @@ from ampscope.analysis.scale_facts import (
     steps_at_scale_1,
 )
 from ampscope.analysis.symptoms import replaces_gradients
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.numerics.formats import FP16
 from ampscope.rules.backward_roots import is_overflow
 from ampscope.rules.verdict import (
@@ -115,7 +115,7 @@ def _static_scale_overflow(evidence: Evidence) -> Verdict:
             "Use torch.amp.GradScaler: its scale adapts.",
             "scaler = torch.amp.GradScaler(device)\n",
         ),
-        (Measurement("static loss scale", factor, None, "as_is"),),
+        (Measurement("static loss scale", factor, None, BASELINE),),
     )
 
 
@@ -142,7 +142,7 @@ def _unseen_by_the_scaler(evidence: Evidence) -> Verdict | None:
             f"scaler = torch.amp.GradScaler(device, init_scale={better:g})\n",
             (Control.of(init_scale=better), Control.of(init_scale=max(better / 16, 1.0))),
         ),
-        (Measurement("steps with replaced gradients", len(run.replaced_steps), None, "as_is"),),
+        (Measurement("steps with replaced gradients", len(run.replaced_steps), None, BASELINE),),
     )
 
 
@@ -179,9 +179,9 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
         step=_step_of(evidence) if rise else None if facts.grows_too_fast else 0,
         line=hand_scaled_at(evidence.baseline),
         evidence=(
-            *(() if rise else (Measurement("lost steps", lost, MANY_SKIPS, "as_is"),)),
-            Measurement("initial factor", facts.first, USUAL_INIT, "as_is"),
-            Measurement("factor at the end", facts.last, None, "as_is"),
+            *(() if rise else (Measurement("lost steps", lost, MANY_SKIPS, BASELINE),)),
+            Measurement("initial factor", facts.first, USUAL_INIT, BASELINE),
+            Measurement("factor at the end", facts.last, None, BASELINE),
         ),
         fix=Fix(
             "change_scale",
@@ -223,9 +223,9 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
         step=skips[0] if skips else 0,
         line=op.line if op else line,
         evidence=(
-            Measurement("skipped steps", facts.skipped, MANY_SKIPS, "as_is"),
-            Measurement("initial scale", facts.first, USUAL_INIT, "as_is"),
-            Measurement("scale at the end", facts.last, None, "as_is"),
+            Measurement("skipped steps", facts.skipped, MANY_SKIPS, BASELINE),
+            Measurement("initial scale", facts.first, USUAL_INIT, BASELINE),
+            Measurement("scale at the end", facts.last, None, BASELINE),
         ),
         fix=Fix(
             "change_scale",
@@ -246,7 +246,7 @@ RULE = Rule(
     title="The loss scale is too high",
     definition="Scaled gradients overflow: initial value, static scale, floor, or growth too fast.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=60,
     in_ops=True,

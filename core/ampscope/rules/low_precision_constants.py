@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.half_tensors import INACCURATE_SPREAD, inaccurate_table, owner_of_only_table
+from ampscope.control import BASELINE
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -61,7 +62,7 @@ def check(evidence: Evidence) -> Verdict:
     for name, (words, value) in USES.items():
         use = run.use(name)
         if use is not None:
-            seen = Measurement(value, use.value or 0.0, use.other, "as_is", use.step)
+            seen = Measurement(value, use.value or 0.0, use.other, BASELINE, use.step)
             module = use.module or owner_of_only_table(run)
             found = _found(words, seen, module, f"aten.{use.op}", use.line)
             return _in_fp32(found, module) if name == LEARNED else found
@@ -71,7 +72,7 @@ def check(evidence: Evidence) -> Verdict:
     name, dtype = table.scan.name, table.scan.dtype
     return _found(
         f"Buffer {name} was built in {dtype} and differs from its fp32 values",
-        Measurement("largest difference over spread", table.error, INACCURATE_SPREAD, "as_is", 0),
+        Measurement("largest difference over spread", table.error, INACCURATE_SPREAD, BASELINE, 0),
         name.rpartition(".")[0],
     )
 
@@ -109,6 +110,6 @@ RULE = Rule(
     title="Constants were built in half precision",
     definition="A table, position index or schedule was computed or stored in half precision.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=35,
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import ForwardClass, RootOp
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, island, op_verdict, place
 
@@ -54,7 +54,7 @@ RULE = Rule(
     title="A mask constant does not fit",
     definition="A finite fp32 mask constant is not representable in half precision.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=50,
     explains=("loss_scale_too_high", "gradient_underflow"),
 )

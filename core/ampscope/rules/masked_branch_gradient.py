@@ -17,7 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.rules.backward_roots import backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
@@ -57,7 +57,7 @@ RULE = Rule(
     definition="The discarded branch of where or clamp multiplies zero by infinity in the backward "
     "pass.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=44,
     explains=(
         "loss_scale_too_high",

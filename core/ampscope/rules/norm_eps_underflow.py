@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.control import BASELINE
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Fix, Rule, Verdict, island, op_verdict, place
 
@@ -45,7 +46,7 @@ RULE = Rule(
     definition="A small constant rounds to zero or is absorbed, and the forward pass divides by "
     "zero.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=50,
     explains=("loss_scale_too_high", "gradient_underflow"),

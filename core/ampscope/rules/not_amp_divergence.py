@@ -33,7 +33,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import undivided_by_hand
 from ampscope.analysis.singular import VARIANCES, is_singular, shared_singularity
 from ampscope.analysis.symptoms import Symptom, goes_on, symptoms
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import (
     Fix,
@@ -100,7 +100,7 @@ def _diverges(evidence: Evidence, fp32: RunView, grown: float, rise: float | Non
         step=until,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
-            Measurement("skipped baseline steps", len(evidence.baseline.skips), None, "as_is"),
+            Measurement("skipped baseline steps", len(evidence.baseline.skips), None, BASELINE),
         ),
         fix=_lower(lower_rates(fp32, until), factor),
     )
@@ -214,7 +214,7 @@ def _undivided(factor: float) -> str:
     )
 
 
-def _formula(op: BadOp, run: str = "as_is") -> Verdict:
+def _formula(op: BadOp, run: str = BASELINE) -> Verdict:
     """Not a matter of growth: the script asks for a value that does not exist. ``op``: of the
     baseline, and the fp32 control fails at it as well; or of the control alone, ``run``."""
     name = op.op.rpartition(".")[2].rstrip("_")
@@ -247,7 +247,7 @@ def _formula(op: BadOp, run: str = "as_is") -> Verdict:
             patch = "".join(f"{kept.format(d)}  # in place of {d}\n" for d in divisors)
     fails = "in the fp32 control, which fails too."
     extra: tuple[Measurement, ...] = ()
-    if run == "as_is":
+    if run == BASELINE:
         fails = "and fp32 fails at the same op and step."
         shared = "fp32 fails at the same op and step"
         extra = (Measurement(shared, "True", run="fp32", step=op.step),)
@@ -336,7 +336,7 @@ RULE = Rule(
     definition="The fp32 control diverges too: learning rate too high, or an exploding recurrence.",
     check=check,
     last_resort=no_precision_trains,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=40,
     explains=(

@@ -29,6 +29,7 @@ from ampscope.analysis.half_optimizer_state import (
     optimizer_class,
 )
 from ampscope.analysis.symptoms import Symptom
+from ampscope.control import BASELINE
 from ampscope.numerics.formats import FORMATS, FP16
 from ampscope.rules.verdict import (
     Fix,
@@ -64,13 +65,13 @@ def check(evidence: Evidence) -> Verdict:
     name = f"the optimizer ({kind})" if kind else "the optimizer"
     vanished = f"; eps = {eps:g} is 0 in fp16" if state.eps_vanished else ""
     values = [
-        Measurement("dtype of the state", first.state_dtypes, "fp32", "as_is", first.step),
-        Measurement("second moments that vanished", state.dead_share, MOSTLY_DEAD, "as_is"),
+        Measurement("dtype of the state", first.state_dtypes, "fp32", BASELINE, first.step),
+        Measurement("second moments that vanished", state.dead_share, MOSTLY_DEAD, BASELINE),
     ]
     if eps is not None:
-        values.append(Measurement("eps", eps, FP16.min_subnormal, "as_is"))
+        values.append(Measurement("eps", eps, FP16.min_subnormal, BASELINE))
     if (ratio := state.update_ratio) is not None:
-        values.append(Measurement("update norm over fp32's", ratio, TOO_LARGE, "as_is"))
+        values.append(Measurement("update norm over fp32's", ratio, TOO_LARGE, BASELINE))
     return Verdict(
         Status.FOUND,
         f"The state of {name} is {first.state_dtypes}: {_what(state)}{vanished}.",
@@ -89,7 +90,7 @@ def _cannot_fall(state: HalfState) -> Verdict | None:
     numbers: tuple[Measurement, ...]
     if lost.due is None or lost.done is None:
         seen = f"none of them fell in {lost.steps:,} steps: the decay v * beta rounds back to v"
-        numbers = (Measurement("steps without a moment that fell", lost.steps, RIGID, "as_is"),)
+        numbers = (Measurement("steps without a moment that fell", lost.steps, RIGID, BASELINE),)
     else:
         seen = (
             f"{1 - max(lost.done, 0.0) / lost.due:.0%} of their decay was lost in {lost.steps:,} "
@@ -97,9 +98,9 @@ def _cannot_fall(state: HalfState) -> Verdict | None:
         )
         numbers = (
             Measurement(
-                "decay of sampled moments, in spacings", lost.done, FALLS * lost.due, "as_is"
+                "decay of sampled moments, in spacings", lost.done, FALLS * lost.due, BASELINE
             ),
-            Measurement("exact decay, in spacings", lost.due, None, "as_is"),
+            Measurement("exact decay, in spacings", lost.due, None, BASELINE),
         )
     return latent(
         f"The optimizer's second moments are {dtype}, and {seen}. Once gradients become smaller, "
@@ -110,7 +111,7 @@ def _cannot_fall(state: HalfState) -> Verdict | None:
             "optimizer = torch.optim.AdamW(model.float().parameters(), lr=lr)\n",
             ("fp32_state", "fp32_params"),
         ),
-        Measurement("dtype of the state", dtype, "fp32", "as_is", state.first.step),
+        Measurement("dtype of the state", dtype, "fp32", BASELINE, state.first.step),
         *numbers,
     )
 
@@ -154,7 +155,7 @@ RULE = Rule(
     definition="A moment or the epsilon of the optimizer underflows, overflows or stagnates in "
     "half precision.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=38,
     explains=(

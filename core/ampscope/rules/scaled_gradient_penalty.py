@@ -20,6 +20,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scaled_gradients import losses_as_fp32
+from ampscope.control import BASELINE
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
@@ -37,9 +38,9 @@ def check(evidence: Evidence) -> Verdict:
     own = next((c for c in run.calls if c.seq > first.seq and c.name == "backward"), None)
     if own is not None and losses_as_fp32(run, evidence.fp32, own.line):
         return passed("The loss that the gradients enter is as large as in fp32.")
-    values = [Measurement("penalties with scaled gradients", len(wrong), 0, "as_is", first.step)]
+    values = [Measurement("penalties with scaled gradients", len(wrong), 0, BASELINE, first.step)]
     if own is not None and own.value is not None:
-        values.append(Measurement("loss of the baseline", own.value, None, "as_is", own.step))
+        values.append(Measurement("loss of the baseline", own.value, None, BASELINE, own.step))
     return Verdict(
         Status.FOUND,
         f"Line {first.line} takes gradients of a scaled loss for a penalty and never divides them"
@@ -79,7 +80,7 @@ RULE = Rule(
     title="A gradient penalty used scaled gradients",
     definition="Gradients entered a loss while they still carried the loss scale.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=34,
     explains=(
         "loss_magnitude_overflow",

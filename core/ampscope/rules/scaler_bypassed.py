@@ -26,6 +26,7 @@ from ampscope.analysis.scaled_gradients import (
     scales_by_hand,
     steps_on_scaled,
 )
+from ampscope.control import BASELINE
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
@@ -75,7 +76,7 @@ def _found(run: RunView, calls: tuple[Call, ...], words: str) -> Verdict:
         f"Line {first.line} {words}, {len(calls)} times.{harm}",
         step=first.step,
         line=first.line,
-        evidence=(Measurement("steps past the protocol", len(calls), 0, "as_is", first.step),),
+        evidence=(Measurement("steps past the protocol", len(calls), 0, BASELINE, first.step),),
         fix=Fix("scaler_protocol", "Step through the scaler only.", PATCH),
     )
 
@@ -93,7 +94,7 @@ RULE = Rule(
     definition="A part of the protocol was left out: a direct optimizer.step, an unscaled loss, a "
     "partial unscale_.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=31,
     explains=(
         "gradient_underflow",

@@ -16,6 +16,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, passed
 
 _TEXTS = (
@@ -54,6 +55,6 @@ RULE = Rule(
     definition="GradScaler's state machine raised: unscale_ twice, step twice, update without "
     "step.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=10,
 )

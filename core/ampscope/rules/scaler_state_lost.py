@@ -28,6 +28,7 @@ from itertools import pairwise, takewhile
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.observations import Call, OptimizerStep
 from ampscope.rules.verdict import (
     Fix,
@@ -102,10 +103,10 @@ def _made_anew(run: RunView) -> Verdict | None:
         line=line,
         evidence=(
             Measurement(
-                "skips right after a new scaler", burst, int(SEARCHED * since), "as_is", first.step
+                "skips right after a new scaler", burst, int(SEARCHED * since), BASELINE, first.step
             ),
-            Measurement("steps since the second scaler", since, None, "as_is", first.step),
-            Measurement("new scale over the last one", jump, JUMP, "as_is", first.step),
+            Measurement("steps since the second scaler", since, None, BASELINE, first.step),
+            Measurement("new scale over the last one", jump, JUMP, BASELINE, first.step),
         ),
         fix=Fix(
             "change_scale",
@@ -179,12 +180,12 @@ def _judged(run: RunView, resume: _Resume) -> Verdict:
 
 def _starts_anew(load: Call, reason: str, burst: int, jump: float | None) -> Verdict:
     values = [
-        Measurement("skips right after the load", burst, 0, "as_is", load.step),
-        Measurement("checkpoint", load.note, STATE, "as_is", load.step),
+        Measurement("skips right after the load", burst, 0, BASELINE, load.step),
+        Measurement("checkpoint", load.note, STATE, BASELINE, load.step),
     ]
     if jump is not None:
         name = "scale after the load over scale before"
-        values.append(Measurement(name, jump, JUMP, "as_is", load.step))
+        values.append(Measurement(name, jump, JUMP, BASELINE, load.step))
     text = "Save the scaler's state with the checkpoint, and load it."
     fix = Fix("save_scaler_state", text, PATCH)
     return Verdict(
@@ -205,7 +206,7 @@ RULE = Rule(
     definition="Training resumed with a fresh scaler, and the scale jumped back to its initial "
     "value.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=33,
     explains=("loss_scale_too_high", "loss_magnitude_overflow"),
 )

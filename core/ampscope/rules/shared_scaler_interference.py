@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 OFTEN = 0.1  # of an optimizer's steps
@@ -61,11 +62,11 @@ def check(evidence: Evidence) -> Verdict:
                 f"overflowing steps of {culprit}",
                 len(bad[culprit]),
                 OFTEN * count[culprit],
-                "as_is",
+                BASELINE,
             ),
-            Measurement(f"overflowing steps of {victim}", 0, 0, "as_is"),
-            Measurement("fall of the shared scale", fall, FALL, "as_is"),
-            Measurement(f"zero gradients of {victim} at the end", zero, None, "as_is"),
+            Measurement(f"overflowing steps of {victim}", 0, 0, BASELINE),
+            Measurement("fall of the shared scale", fall, FALL, BASELINE),
+            Measurement(f"zero gradients of {victim} at the end", zero, None, BASELINE),
         ),
         fix=Fix(
             "separate_scalers",
@@ -102,7 +103,7 @@ RULE = Rule(
     title="Two losses share one scaler",
     definition="One loss or optimizer drags down the scale that another one needs.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=33,
     explains=("loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow"),
     is_removed=is_removed,

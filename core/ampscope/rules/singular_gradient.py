@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.scale_facts import static_scale
-from ampscope.control import SCALE_1, Control
+from ampscope.control import BASELINE, SCALE_1, Control
 from ampscope.observations import BadOp
 from ampscope.rules.backward_roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
@@ -88,7 +88,7 @@ RULE = Rule(
     definition="The forward pass is finite and a derivative near zero is not (square root, norm, "
     "rsqrt, atan2).",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     order=45,
     explains=("loss_scale_too_high", "loss_magnitude_overflow"),
 )

@@ -42,6 +42,7 @@ from ampscope.analysis.half_tensors import (
 )
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import lags, learns_slower
+from ampscope.control import BASELINE
 from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -73,7 +74,7 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     stands = max(standing_share(run, fp32) or 0.0, 0.0)  # below 0 where more move than in fp32
     is_slower = learns_slower(run, fp32) or lags(run, fp32)
     is_harmed = kept is None or kept < KEPT or stands >= STANDS or is_slower
-    way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
+    way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, BASELINE)]
     found = _found(
         "",
         f"A step moves {moved.own:.1%} of the {dtype or 'fp32'} weights, and"
@@ -84,10 +85,10 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
             if stands >= STANDS
             else ""
         ),
-        Measurement("weights moved a step", moved.own, STILL * moved.reference, "as_is"),
+        Measurement("weights moved a step", moved.own, STILL * moved.reference, BASELINE),
         Measurement("weights moved a step in fp32", moved.reference, None, "fp32"),
         *way,
-        *([Measurement(STANDING, stands, STANDS, "as_is")] if stands else []),
+        *([Measurement(STANDING, stands, STANDS, BASELINE)] if stands else []),
     )
     text = "Do not round the weights." if rounded else "Keep the weights in fp32."
     fix = Fix("fp32_params", text, MASTERS, () if rounded else CONTROLS)
@@ -107,7 +108,7 @@ def _slow(run: RunView, fp32: RunView) -> Verdict | None:
         name.rpartition(".")[0],
         f"{name} ({average.scan.dtype}, trained by no optimizer) changed by {own:.2%} over the run,"
         f" and by {reference:.2%} in fp32.",
-        Measurement("change over the run", own, SLOW * reference, "as_is"),
+        Measurement("change over the run", own, SLOW * reference, BASELINE),
         Measurement("change over the run in fp32", reference, None, "fp32"),
     )
     if run.steps:
@@ -126,8 +127,8 @@ def _stagnated(run: RunView) -> Verdict | None:
         op.module,
         f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
         f" elements stay as they are, {op.count} times: the updates are below half the spacing.",
-        Measurement("elements that stand still", share, STAGNATED_SHARE, "as_is", step),
-        Measurement("times", op.count, MIN_AVERAGE_STAGNATED, "as_is", step),
+        Measurement("elements that stand still", share, STAGNATED_SHARE, BASELINE, step),
+        Measurement("times", op.count, MIN_AVERAGE_STAGNATED, BASELINE, step),
     )
 
 
@@ -147,7 +148,7 @@ RULE = Rule(
     definition="w + update equals w: weights, moving averages or weight decay stand still in half "
     "precision.",
     check=check,
-    needs=("as_is", "fp32"),
+    needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=72,
     is_measured=True,

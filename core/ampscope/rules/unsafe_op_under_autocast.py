@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE
 from ampscope.rules.roots import undecorated_function
 from ampscope.rules.verdict import (
     Fix,
@@ -65,7 +66,7 @@ def check(evidence: Evidence) -> Verdict:
             phase="forward",
             step=use.step,
             line=use.line,
-            evidence=(Measurement("calls under autocast", use.count, 0, "as_is", use.step),),
+            evidence=(Measurement("calls under autocast", use.count, 0, BASELINE, use.step),),
             fix=BCE,
         )
     root, name = evidence.root, undecorated_function(evidence)
@@ -96,6 +97,6 @@ RULE = Rule(
     definition="An op that is banned under autocast, or a custom Function without custom_fwd and "
     "custom_bwd.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=12,
 )

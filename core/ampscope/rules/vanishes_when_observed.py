@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from ampscope.analysis.compiled_runs import AOT_EAGER, Layer
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE
 from ampscope.rules.compiled_code import compiled_verdict
 from ampscope.rules.compiler_kernel import PATCH
 from ampscope.rules.verdict import Fix, Rule, Verdict
@@ -54,7 +55,7 @@ RULE = Rule(
     definition="Compiled code computes something else, and reading its intermediate results brings "
     "the right ones back.",
     check=check,
-    needs=("as_is",),
+    needs=(BASELINE,),
     order=82,
     is_of_compiler=True,
 )

@@ -15,7 +15,7 @@ from enum import StrEnum
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.run_view import RunView
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import INACCURATE_ERROR, BadOp
 
@@ -172,7 +172,7 @@ def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
         step=step,
         line=outcome.error_line,
         evidence=(
-            Measurement(outcome.error_type, text, run="as_is", step=step),
+            Measurement(outcome.error_type, text, run=BASELINE, step=step),
             Measurement(
                 "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
             ),
@@ -182,7 +182,7 @@ def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
 
 
 def op_verdict(
-    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = "as_is"
+    root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = (), run: str = BASELINE
 ) -> Verdict:
     """A found verdict about one op, which was seen in ``run``."""
     op = root.op
@@ -241,7 +241,7 @@ def replaced_words(run: RunView) -> str:
     )
 
 
-def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
+def magnitudes(op: BadOp, run: str = BASELINE) -> tuple[Measurement, ...]:
     """What went in, and what fp32 would have given."""
     found = [
         Measurement(f"largest magnitude of input {n}", operand.max_abs, run=run, step=op.step)

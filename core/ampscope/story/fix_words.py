@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ampscope.analysis.hand_casts import without_casts
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
-from ampscope.control import COMPILED, Control
+from ampscope.control import BASELINE, COMPILED, Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.number_words import number, plural, share
@@ -17,7 +17,7 @@ from ampscope.records import RunInfo, StepRecord, StepTotals
 from ampscope.rules import framework_patches
 from ampscope.rules.verdict import FIX_KINDS, Verdict, island_patch
 
-CONTROLS = ("as_is", "fp32", "bf16")  # that every diagnosis may run
+CONTROLS = (BASELINE, "fp32", "bf16")  # that every diagnosis may run
 
 
 def best(report: DiagnosisResult) -> Trial | None:
@@ -91,7 +91,7 @@ def _others(report: DiagnosisResult) -> list[tuple[str, str]]:
     """Runs that are neither a trial nor told by :func:`run_lines`, each with what it gave: those
     of the compiler's layers, and those that say nothing of a fix (out of memory, stopped, cut
     short, a reference for another run)."""
-    known = {"as_is", *report.control_symptoms, *(t.control for t in report.trials)}
+    known = {BASELINE, *report.control_symptoms, *(t.control for t in report.trials)}
     compiled = {run.control: run.words for run in report.compiled}
     return [
         (control, compiled.get(control) or (_said(run) if run.message else _length(run)))
@@ -324,7 +324,7 @@ def control_row(report: DiagnosisResult, control: ControlRun) -> tuple[str, ...]
 def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
     """The symptoms of a run under a control, or what a trial showed."""
     word = run.spec.control
-    if word == "as_is" or word in report.control_symptoms:
+    if word == BASELINE or word in report.control_symptoms:
         return symptoms_seen(report, word) or _unseen(report, word) or "nothing"
     if word == COMPILED and _is_of_compilers(report):
         return "its numbers are not eager code's"
@@ -342,14 +342,14 @@ def symptoms_seen(report: DiagnosisResult, word: str) -> str:
     run = report.runs.get(word)
     raised = _said(run) if run is not None and run.message else str(Symptom.EXCEPTION)
     of_control = report.control_symptoms.get(word, ())
-    found = report.diagnosis.symptoms if word == "as_is" else of_control
+    found = report.diagnosis.symptoms if word == BASELINE else of_control
     return "; ".join(raised if s == Symptom.EXCEPTION else s for s in found)
 
 
 def run_lines(report: DiagnosisResult) -> list[str]:
     """A sentence on the baseline run, and one on each control."""
     lines = []
-    for word in ("as_is", *report.control_symptoms):
+    for word in (BASELINE, *report.control_symptoms):
         seen_there = symptoms_seen(report, word) or _unseen(report, word) or "healthy"
         lines.append(f"Run {_run_name(report, word)}: {seen_there}.")
     return lines
@@ -364,7 +364,7 @@ def _run_name(report: DiagnosisResult, word: str) -> str:
 
 def _unseen(report: DiagnosisResult, word: str) -> str:
     """What to say of the baseline run where a cause was found without a symptom; "" elsewhere."""
-    if word != "as_is" or not report.diagnosis.findings:
+    if word != BASELINE or not report.diagnosis.findings:
         return ""
     return "no symptom in these steps; the fault is in the script's calls"
 

@@ -16,7 +16,7 @@ from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import (
     KEPT_APART,
@@ -111,7 +111,7 @@ def _raised_alone(report: DiagnosisResult) -> bool:
 
 def could_not_run(report: DiagnosisResult, baseline: RunView) -> str:
     """Why there is nothing to judge, or an empty text."""
-    if "as_is" not in report.runs:
+    if BASELINE not in report.runs:
         run = Control(baseline.control).words
         return f"only a run {run} was recorded, and no baseline run."
     return report.could_not_run
@@ -284,7 +284,7 @@ def _search_note(report: DiagnosisResult) -> str:
 def next_step(report: DiagnosisResult, baseline: RunView) -> str:
     """What to do now."""
     diagnosis = report.diagnosis
-    first = report.runs.get("as_is")
+    first = report.runs.get(BASELINE)
     state = first.state if first is not None else State.FINISHED
     if first is None:
         return "Diagnose the script:"
@@ -376,7 +376,7 @@ def when_undetermined(report: DiagnosisResult) -> str:
             f"fp32_lines:{found.line}` shows whether that line in fp32 cures it."
         )
     if report.control_symptoms.get("bf16") == ():
-        lacks = "as_is" in report.runs and gpu_that_emulates_bf16(report.runs["as_is"])
+        lacks = BASELINE in report.runs and gpu_that_emulates_bf16(report.runs[BASELINE])
         what = "run the ops whose values leave it in fp32" if lacks else "use bf16"
         return f"It trains in bf16, so the range of fp16 is the likely trouble: {what}."
     return (

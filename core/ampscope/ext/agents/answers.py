@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ampscope.analysis.distribution import merged
-from ampscope.control import Control
+from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.load import load_diagnosis, trial_under
 from ampscope.errors import BadInput
 from ampscope.ext.diff.two_runs import Pair, pairs, parting, parting_answer
@@ -188,7 +188,7 @@ def verdict(told: dict[str, Any], offset: int = 0, limit: int = MOST_EVIDENCE) -
     longest = max((c.evidence_total for c in causes), default=0)
     headline = told["precision"]["headline"] if told["precision"] else ""
     return VerdictAnswer(
-        run=told["runs"].get("as_is", ""),
+        run=told["runs"].get(BASELINE, ""),
         script=line(told["script"], 1000),
         verdict=told["verdict"],
         headline=visible(headline),

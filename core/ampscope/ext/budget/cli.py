@@ -18,6 +18,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.cli.diagnose import checked_limits, checked_script
 from ampscope.cli.options import own_table, store_option
 from ampscope.cli.progress import say_unused_gpu
+from ampscope.control import BASELINE
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import BadInput
 from ampscope.ext.budget.base_commit import at_base
@@ -113,7 +114,7 @@ def _measured(
     report = run_diagnosis(spec, store, lambda text: _say(f"Running: {text}"), None, verify=False)
     if report.could_not_run:
         raise BadInput(f"{spec.label} could not be run: {report.could_not_run}")
-    head = _view(report, "as_is", store)
+    head = _view(report, BASELINE, store)
     found: list[BudgetOutcome] = []
     if limits.lost_gradients is not None:
         fp32 = _view(report, "fp32", store) if "fp32" in report.runs else None
@@ -121,13 +122,13 @@ def _measured(
     if base is None:
         return found
     if limits.new_fp32_islands is not None:
-        policy = report.runs["as_is"].spec.policy
+        policy = report.runs[BASELINE].spec.policy
         policy = "native" if policy == AUTO else policy  # the rules that the head was judged under
         other = replace(spec, workload=str(base), policy=policy, group=os.urandom(4).hex())
         _say("Running: the base")
-        with ScriptRuns(replace(other, control="as_is"), store, private=True) as runs:
-            done = runs.run("as_is")
-        view = RunView("as_is", done.info.id, done.observations)
+        with ScriptRuns(replace(other, control=BASELINE), store, private=True) as runs:
+            done = runs.run(BASELINE)
+        view = RunView(BASELINE, done.info.id, done.observations)
         if not view.steps:
             raise BadInput(f"{spec.label} makes no optimizer step at the base.")
         found.append(judge_islands(limits.new_fp32_islands, head, view))
