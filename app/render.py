@@ -49,7 +49,7 @@ def draw(
                 table(block)
             case doc.Chain():
                 _chain(block, next(keys))
-            case doc.Evidence():
+            case doc.EvidenceBlock():
                 _evidence(block, next(keys), beside)
             case doc.Facts():
                 table(doc.Table(("What", "Value"), block.pairs))
@@ -133,7 +133,7 @@ def _links_table(links: Sequence[doc.ChainLink]) -> pd.DataFrame:
 
 
 def _evidence(
-    block: doc.Evidence,
+    block: doc.EvidenceBlock,
     key: str,
     beside: Callable[[DeltaGenerator, doc.Measured], None] | None,
 ) -> None:

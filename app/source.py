@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 import streamlit as st
 
-from ampscope.analysis.line_view import File, Line, files, place
+from ampscope.analysis.line_view import File, LineView, files, place
 from ampscope.control import COMPILED
 from ampscope.records import RunInfo
 from app import chart, links, permissions, states
@@ -132,14 +132,14 @@ def beside(file: File, asked: int, *, whole: bool) -> str:
     return "\n".join(rows)
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: LineView) -> tuple[str, ...]:
     casts = f"{line.cast_calls:,}" if line.cast_calls else ""
     more = "+" if len(line.kernels) > KERNELS_SHOWN else ""
     kernels = ",".join(map(str, line.kernels[:KERNELS_SHOWN])) + more
     return line.forward, line.backward, casts, kernels
 
 
-def _below(line: Line) -> list[str]:
+def _below(line: LineView) -> list[str]:
     casts = []
     if line.lost:
         lost = percent(line.lost / line.cast)
@@ -148,7 +148,7 @@ def _below(line: Line) -> list[str]:
     return [*casts, *unrounded, *line.notes]
 
 
-def _parts(file: File, asked: int, *, whole: bool) -> Iterator[Line | int]:
+def _parts(file: File, asked: int, *, whole: bool) -> Iterator[LineView | int]:
     """Lines to show, and between them how many are left out."""
     near = {
         number

@@ -16,7 +16,7 @@ from ampscope.capture.global_hooks import Dispatcher
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Cadence, Role, RunSpec, State, StepRecord
 from ampscope.runner.probe import drive, prepare
-from ampscope.runner.training import Training
+from ampscope.runner.training import ProbeTraining
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.catalog import BUILTIN
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def train(spec: RunSpec, policy: str, store: Path | None) -> tuple[list[float], Training]:
+def train(spec: RunSpec, policy: str, store: Path | None) -> tuple[list[float], ProbeTraining]:
     training = prepare(spec, CPU)
     writer = RunWriter.create(store, spec) if store is not None else None
     loop = drive(spec, training, policy, writer)

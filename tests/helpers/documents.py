@@ -30,7 +30,7 @@ def every_block(text: Callable[[str], str]) -> tuple[doc.Block, ...]:
         doc.Code(text("code"), "python"),
         doc.Table(("Name", "Value"), ((text("row"), text("cell")),)),
         doc.Chain((root, nan)),
-        doc.Evidence((doc.Measured(text("measured"), 1.5, None, "fp32", 1_234, "abc"),)),
+        doc.EvidenceBlock((doc.Measured(text("measured"), 1.5, None, "fp32", 1_234, "abc"),)),
         doc.Facts(((text("fact"), text("fact value")),)),
         doc.Figures((doc.Figure(text("figure"), text("figure value"), text("figure note")),)),
         doc.Lines(text("curves"), "loss", (series,)),
@@ -48,7 +48,7 @@ def texts(told: Any) -> Iterator[str]:
     elif dataclasses.is_dataclass(told):
         for field in dataclasses.fields(told):
             yield from texts(getattr(told, field.name))
-        if isinstance(told, doc.Evidence):  # and its numbers, as they are written
+        if isinstance(told, doc.EvidenceBlock):  # and its numbers, as they are written
             yield from texts(tuple(row[1:] for row in told.table.rows))
     elif isinstance(told, tuple | list):
         for one in told:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ampscope.errors import BadInput
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.training_steps import batch_size, memory_split, resized
-from ampscope.runner.training import ObservedScaler, Training
+from ampscope.runner.training import ObservedScaler, ProbeTraining
 from ampscope.workloads.protocol import Workload
 
 WIDTH, ROWS = 64, 32
@@ -39,7 +39,7 @@ class Chain(nn.Module):
 
 def training(
     model: nn.Module, batch: Any, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
-) -> Training:
+) -> ProbeTraining:
     workload = Workload(
         model=model,
         batches=[batch],
@@ -47,7 +47,7 @@ def training(
         optimizer=lambda params: optimizer(params, lr=0.1),  # type: ignore[call-arg]  # every one
     )
     device = torch.device("cpu")
-    return Training(
+    return ProbeTraining(
         workload, model, workload.optimizer(model.parameters()),
         ObservedScaler("cpu", enabled=False),
         lambda: torch.autocast("cpu", enabled=False), device, "fp32", lambda b: b, lambda b: b,

@@ -10,7 +10,7 @@ from ampscope.story.palette import DTYPES, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import Line, lines
+from app.ext.lessons.figures import Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson, Setting
 from app.ext.lessons.lesson_runs import curve, curves, curves_table, reading
 from app.ext.lessons.prediction import Answer
@@ -47,7 +47,7 @@ def draw(results: Sequence[Result]) -> None:
     )  # fmt: skip
     symbols = {"fp16": "dash", "bf16": "dot", "fp32": "solid"}
     figure = lines.fresh(
-        [Line(c.series, c.x, c.y, DTYPES[c.series], dash=symbols[c.series], has_markers=False)
+        [Trace(c.series, c.x, c.y, DTYPES[c.series], dash=symbols[c.series], has_markers=False)
          for c in found],
         x_title="terms added", y_title="sum",
     )  # fmt: skip
@@ -57,7 +57,7 @@ def draw(results: Sequence[Result]) -> None:
     errors = curves(results, "error")
     looks = {HALF: (DTYPES["fp16"], "x", "dash"), WIDE: (NORMAL, "square", "solid")}
     figure = lines(
-        [Line(c.series, c.x, c.y, *looks[c.series]) for c in errors],
+        [Trace(c.series, c.x, c.y, *looks[c.series]) for c in errors],
         x_title="length of the dot product", y_title="mean relative error", x_log=True, y_log=True,
     )  # fmt: skip
     lesson_page.show_chart(figure, "lesson-accumulate-products", curves_table(errors, "length"),

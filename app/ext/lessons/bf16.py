@@ -13,7 +13,7 @@ from ampscope.story.palette import DTYPES, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import Line, lines
+from app.ext.lessons.figures import Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson, Setting
 from app.ext.lessons.lesson_runs import curves, reading
 from app.ext.lessons.prediction import Answer
@@ -90,9 +90,9 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     return pd.DataFrame({"step": list(losses[0].x)} | {NAMES[c.series]: list(c.y) for c in losses})
 
 
-def _line(one: Curve) -> Line:
+def _line(one: Curve) -> Trace:
     color, dash = STYLES[one.series]
-    return Line(NAMES[one.series], one.x, one.y, color, dash=dash, has_markers=False)
+    return Trace(NAMES[one.series], one.x, one.y, color, dash=dash, has_markers=False)
 
 
 CODE = {

@@ -18,7 +18,7 @@ SYMBOLS = {"fp32": "circle", "tf32": "diamond", "bf16": "triangle-up", "fp16": "
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Trace:
     """One curve. Shape of marker and dash distinguishes it where colours do not."""
 
     name: str
@@ -33,7 +33,7 @@ class Line:
 
 @cached_figure
 def lines(
-    curves: Sequence[Line],
+    curves: Sequence[Trace],
     *,
     x_title: str,
     y_title: str,
@@ -62,7 +62,7 @@ def lines(
     return figure
 
 
-def _trace(curve: Line) -> go.Scatter:
+def _trace(curve: Trace) -> go.Scatter:
     return go.Scatter(
         name=curve.name,
         x=list(curve.x),

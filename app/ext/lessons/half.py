@@ -15,7 +15,7 @@ from ampscope.story.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_diagnosis, lesson_page
-from app.ext.lessons.figures import Line, lines
+from app.ext.lessons.figures import Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson, Setting
 from app.ext.lessons.lesson_runs import curve, curves, reading
 from app.ext.lessons.prediction import Answer
@@ -147,10 +147,10 @@ def _figures(results: Sequence[Result]) -> list[KeyFigure]:
     ]
 
 
-def _line(one: Curve, y: Sequence[float] | None = None) -> Line:
+def _line(one: Curve, y: Sequence[float] | None = None) -> Trace:
     color, symbol, dash = STYLES.get(one.series, PATCHED_STYLE)
     shown = [v if math.isfinite(v) else math.nan for v in (one.y if y is None else y)]
-    return Line(one.series, one.x, shown, color, symbol, dash)
+    return Trace(one.series, one.x, shown, color, symbol, dash)
 
 
 def _shares(results: Sequence[Result], series: str) -> list[float]:

@@ -9,7 +9,7 @@ from ampscope.story.palette import DTYPES, NORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import SYMBOLS, Line, lines
+from app.ext.lessons.figures import SYMBOLS, Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson
 from app.ext.lessons.lesson_runs import curve, curves, curves_table, reading
 from app.ext.lessons.prediction import Answer
@@ -46,7 +46,7 @@ def draw(results: Sequence[Result]) -> None:
         ]
     )
     figure = lines(
-        [Line(c.series, c.x, c.y, DTYPES[c.series], SYMBOLS[c.series]) for c in all_of_them],
+        [Trace(c.series, c.x, c.y, DTYPES[c.series], SYMBOLS[c.series]) for c in all_of_them],
         x_title="step, as a part of the weight", y_title="weights with w + Δ == w", x_power=True,
         y_percent=True, mark=size,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def draw(results: Sequence[Result]) -> None:
              MASTER: (NORMAL, "dash")}  # fmt: skip
     losses = curves(results, "loss")
     figure = lines(
-        [Line(c.series, c.x, c.y, looks[c.series][0], dash=looks[c.series][1], has_markers=False)
+        [Trace(c.series, c.x, c.y, looks[c.series][0], dash=looks[c.series][1], has_markers=False)
          for c in losses],
         x_title="step", y_title="loss",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from ampscope.records import Curve, Reading, Result
 from ampscope.story.palette import dtype_color
 from app import chart, links
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import SYMBOLS, Line, lines
+from app.ext.lessons.figures import SYMBOLS, Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson
 from app.ext.lessons.lesson_runs import reading
 from app.ext.lessons.prediction import Answer
@@ -55,7 +55,7 @@ def draw(results: Sequence[Result]) -> None:
     size = exact(text)
     mark = _log2(abs(size)) if size and not isinstance(size, float) else None
     figure = lines.fresh(
-        [Line(c.series, c.x, relative(c), dtype_color(c.series), has_markers=False)
+        [Trace(c.series, c.x, relative(c), dtype_color(c.series), has_markers=False)
          for c in curves],
         x_title="size of a number", y_title="distance to the next, as a part of it", x_power=True,
         y_power=True, mark=mark,

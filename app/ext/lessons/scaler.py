@@ -14,7 +14,7 @@ from ampscope.story.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from app import chart, links
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import Line, lines
+from app.ext.lessons.figures import Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson, Setting
 from app.ext.lessons.lesson_runs import curve, reading
 from app.ext.lessons.prediction import Answer
@@ -60,7 +60,7 @@ def draw(results: Sequence[Result]) -> None:
     measured = curve(results, "scale", "torch")
     figure = lines(
         [
-            Line("PyTorch, measured", measured.x, [math.log2(s) for s in measured.y], OUTLINE,
+            Trace("PyTorch, measured", measured.x, [math.log2(s) for s in measured.y], OUTLINE,
                  dash="dot", is_stepped=True, has_markers=False),
             *(_line(name, made[name]) for name in SHOWN),
         ],
@@ -113,10 +113,10 @@ def _replayed(results: Sequence[Result], name: str, first: float, interval: int)
     return replay(gradients, policy, settings)
 
 
-def _line(name: str, made: Replay) -> Line:
+def _line(name: str, made: Replay) -> Trace:
     color, symbol, dash = SHOWN[name]
     drawn = [s for s in made.steps if 0 < s.scale < math.inf]
-    return Line(f"{POLICIES[name].title}, replayed", [s.step for s in drawn],
+    return Trace(f"{POLICIES[name].title}, replayed", [s.step for s in drawn],
                 [math.log2(s.scale) for s in drawn], color, symbol, dash, is_stepped=True,
                 has_markers=False)  # fmt: skip
 

@@ -12,7 +12,7 @@ from ampscope.story.palette import DTYPES
 from app import chart
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import SYMBOLS, Line, lines
+from app.ext.lessons.figures import SYMBOLS, Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson
 from app.ext.lessons.lesson_runs import warn
 from app.ext.lessons.prediction import Answer
@@ -41,7 +41,7 @@ def draw(results: Sequence[Result]) -> None:
     chart.key_figures(_figures(results))
     names = [name for name in DASHES if any(r.dtype == name for r in rates)]
     curves = [
-        Line(name, [r.shape[0] for r in rates if r.dtype == name],
+        Trace(name, [r.shape[0] for r in rates if r.dtype == name],
              [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], SYMBOLS[name],
              DASHES[name])
         for name in names

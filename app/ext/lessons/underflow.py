@@ -16,7 +16,7 @@ from ampscope.story.palette import LOST, NONFINITE, SUBNORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.ext.lessons import lesson_page
-from app.ext.lessons.figures import Line, lines
+from app.ext.lessons.figures import Trace, lines
 from app.ext.lessons.lesson_page import MeasuredLesson, Setting
 from app.ext.lessons.prediction import Answer
 from app.ext.lessons.references import Source
@@ -58,10 +58,10 @@ def draw(results: Sequence[Result]) -> None:
     exponents = [math.log2(f.scale) for f in counts]
     shown = lines(
         [
-            Line("lost", exponents, [_lost_share(f) for f in counts], LOST),
-            Line("subnormal", exponents, [f.subnormal / _nonzero(f) for f in counts], SUBNORMAL,
+            Trace("lost", exponents, [_lost_share(f) for f in counts], LOST),
+            Trace("subnormal", exponents, [f.subnormal / _nonzero(f) for f in counts], SUBNORMAL,
                  "square"),
-            Line("NaN or Inf", exponents, [f.nonfinite / _nonzero(f) for f in counts], NONFINITE,
+            Trace("NaN or Inf", exponents, [f.nonfinite / _nonzero(f) for f in counts], NONFINITE,
                  "x"),
         ],
         x_title="loss scale", y_title="share of gradients", x_power=True, y_percent=True,

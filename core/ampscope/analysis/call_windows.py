@@ -10,7 +10,7 @@ from ampscope.observations import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CallWindow:
     """Top-level calls for one optimizer, up to and with its step."""
 
     optimizer: str
@@ -22,9 +22,9 @@ class Window:
         return [c for c in self.calls if c.name == "backward"]
 
 
-def windows(run: RunView) -> list[Window]:
+def windows(run: RunView) -> list[CallWindow]:
     """One a step of each optimizer: the user's own calls since its last zero_grad or step."""
-    found: list[Window] = []
+    found: list[CallWindow] = []
     names = {c.note for c in run.calls if c.name == "scaler_step"}
     names |= {c.subject for c in run.calls if c.name == "optimizer_step"}
     pending: dict[str, list[Call]] = {name: [] for name in names}
@@ -39,7 +39,7 @@ def windows(run: RunView) -> list[Window]:
             pending[name].append(call)
         owner = call.note if call.name == "scaler_step" else call.subject
         if call.name in ("scaler_step", "optimizer_step") and owner in names:
-            found.append(Window(owner, tuple(pending[owner])))
+            found.append(CallWindow(owner, tuple(pending[owner])))
             pending[owner] = []
     return found
 
@@ -96,7 +96,7 @@ def bypasses(run: RunView, scaled_by_hand: Callable[[str], bool] = _never) -> By
     return Bypasses(*map(tuple, (direct, unscaled, again, after_unscale, mixed)))
 
 
-def _unscales_last(window: Window) -> bool:
+def _unscales_last(window: CallWindow) -> bool:
     """The optimizer's gradients were unscaled after the window's last backward."""
     last = max(n for n, c in enumerate(window.calls) if c.name == "backward")
     after = window.calls[last:]

@@ -24,7 +24,7 @@ _PASSING = CASTS | {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LineView:
     """One line of a file; counts are of the first steps."""
 
     number: int
@@ -50,7 +50,7 @@ class File:
     """A file with all of its lines."""
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[LineView, ...]
 
     @property
     def told(self) -> int:
@@ -83,12 +83,12 @@ def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
     return sorted(found, key=lambda file: -file.told)
 
 
-def _line(number: int, text: str, uses: Sequence[LineUse], notes: Sequence[str]) -> Line:
+def _line(number: int, text: str, uses: Sequence[LineUse], notes: Sequence[str]) -> LineView:
     casts: dict[str, int] = defaultdict(int)
     for use in uses:
         if use.op in CASTS and not use.backward and use.takes and use.takes[-1] != use.makes:
             casts[f"{use.takes[-1]} → {use.makes}"] += use.calls
-    return Line(
+    return LineView(
         number,
         text,
         _dtypes([use for use in uses if not use.backward]),
@@ -112,7 +112,7 @@ def _dtypes(uses: Sequence[LineUse]) -> str:
 
 
 def _compiled(line: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The fields of a Line that tell of kernels."""
+    """The fields of a LineView that tell of kernels."""
     here = [kernel for kernel in kernels if line in kernel.lines]
     unrounded = (
         f"kernel {kernel.number:,}: {what.removesuffix(f', {line}')}"

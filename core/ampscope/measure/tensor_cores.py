@@ -43,7 +43,7 @@ from ampscope.policy.precision import tf32_switches
 from ampscope.runner.probe import prepare
 from ampscope.runner.script_main import stage
 from ampscope.runner.script_text import execute
-from ampscope.runner.training import Training, training_step
+from ampscope.runner.training import ProbeTraining, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import iterate
 
@@ -163,7 +163,7 @@ class Found:
     places: Counter[tuple[int, str]] = field(default_factory=Counter)  # (module, phase) -> calls
 
 
-def _step(training: Training) -> RecordedStep:
+def _step(training: ProbeTraining) -> RecordedStep:
     """One step of a workload; on CUDA the second one."""
     model_map = ModelMap(training.model)
     batches = iterate(training.workload)

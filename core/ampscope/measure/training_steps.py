@@ -23,10 +23,10 @@ from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.timing import mark, summary, synchronize
 from ampscope.records import MemorySplit, RunSpec, StepTimes
 from ampscope.runner.probe import prepare
-from ampscope.runner.training import Training, default_step, training_step
+from ampscope.runner.training import ProbeTraining, default_step, training_step
 from ampscope.workloads.protocol import Batch, iterate
 
-Trainings = dict[str, Training]  # by precision
+Trainings = dict[str, ProbeTraining]  # by precision
 WARM_UP = 2  # steps that are not timed: kernels are chosen, optimizers make their state
 DeviceType = torch._C._autograd.DeviceType
 CAST = "aten::_to_copy"  # every .to(dtype), autocast's own included
@@ -37,7 +37,7 @@ def prepared(spec: RunSpec, device: torch.device) -> Trainings:
     return {n: prepare(dataclasses.replace(spec, precision=n), device) for n in spec.precisions}
 
 
-def batches_of(training: Training, spec: RunSpec, samples: int = 0) -> Iterator[Batch]:
+def batches_of(training: ProbeTraining, spec: RunSpec, samples: int = 0) -> Iterator[Batch]:
     """Without end; ``samples`` each, else what the spec asks for, else as they come.
 
     Samples are repeated or cut off: time and memory depend on shapes, not on which samples come
@@ -48,7 +48,7 @@ def batches_of(training: Training, spec: RunSpec, samples: int = 0) -> Iterator[
     return resized(source, wanted, spec.workload) if wanted else source
 
 
-def batch_of(training: Training, spec: RunSpec, samples: int = 0) -> Batch:
+def batch_of(training: ProbeTraining, spec: RunSpec, samples: int = 0) -> Batch:
     """One of these, as the model is fed it."""
     return training.real_batch(next(batches_of(training, spec, samples)))
 
@@ -96,7 +96,7 @@ class StepSeconds:
     skipped: bool
 
 
-def timed_step(training: Training, batch: Batch) -> StepSeconds:
+def timed_step(training: ProbeTraining, batch: Batch) -> StepSeconds:
     """One optimizer step on ``batch``, which is on the device already."""
     scaler, device = training.scaler, training.device
     scale = scaler.get_scale() if scaler.is_enabled() else 1.0
@@ -150,7 +150,7 @@ def step_times(
     return StepTimes(name, samples, step, forward, backward, optimizer, share, time.time(), is_base)
 
 
-def cast_share(training: Training, batch: Batch) -> float | None:
+def cast_share(training: ProbeTraining, batch: Batch) -> float | None:
     """Share of a step's op time in casts between floating-point formats, 0 … 1; None where the
     profiler saw no op. It slows small ops down most, so this step is not one of those timed."""
     is_cuda = training.device.type == "cuda"
@@ -170,7 +170,7 @@ def cast_share(training: Training, batch: Batch) -> float | None:
 
 
 def memory_split(
-    training: Training, batch: Batch, name: str, samples: int, is_base: bool = True
+    training: ProbeTraining, batch: Batch, name: str, samples: int, is_base: bool = True
 ) -> MemorySplit:
     """Of one step, whose gradients are made anew."""
     device, peak = training.device, None

@@ -129,7 +129,7 @@ def _block(block: doc.Block, numbers: Iterator[int]) -> Markup:
             )
         case doc.Table():
             return _table(block)
-        case doc.Chain() | doc.Evidence():
+        case doc.Chain() | doc.EvidenceBlock():
             return _table(block.table)
         case doc.Facts():
             pairs = [joined(element("dt", k), element("dd", doc.line(v))) for k, v in block.pairs]

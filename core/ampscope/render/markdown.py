@@ -83,7 +83,7 @@ def _block(block: doc.Block, code: int) -> str:
             return fenced(block.text, block.language, code)
         case doc.Table():
             return _table(block)
-        case doc.Chain() | doc.Evidence():
+        case doc.Chain() | doc.EvidenceBlock():
             return _table(block.table)
         case doc.Facts():
             return "\n".join(f"- {escaped(k)}: {escaped(v)}" for k, v in block.pairs)

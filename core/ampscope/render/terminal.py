@@ -46,7 +46,7 @@ def _block(block: doc.Block) -> RenderableType:
             return _table(block)
         case doc.Chain():
             return _table(block.table)
-        case doc.Evidence():  # the id of a run is of use where it can be clicked
+        case doc.EvidenceBlock():  # the id of a run is of use where it can be clicked
             rows = tuple(row[:-1] for row in block.table.rows)
             return _table(doc.Table(block.table.columns[:-1], rows, block.table.numeric))
         case doc.Facts():

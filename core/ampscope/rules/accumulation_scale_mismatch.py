@@ -18,7 +18,7 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.call_windows import Window, windows
+from ampscope.analysis.call_windows import CallWindow, windows
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE
@@ -124,7 +124,7 @@ optimizer.zero_grad()  # under no condition
 """
 
 
-def _inside(window: Window) -> Call | None:
+def _inside(window: CallWindow) -> Call | None:
     """The first unscale_ or update between two backward passes of the window."""
     between: Call | None = None
     started = False

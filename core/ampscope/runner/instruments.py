@@ -27,7 +27,7 @@ from ampscope.capture.own_ops import own_ops, script_ops
 from ampscope.capture.shadow import Shadow, random_state_kept, remembered
 from ampscope.capture.weights import WeightObserver, gradient_norm, moved_share
 from ampscope.records import Cadence, Role
-from ampscope.runner.training import Training, checked_loss
+from ampscope.runner.training import ProbeTraining, checked_loss
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import Batch
 
@@ -44,7 +44,7 @@ class Instruments:
 
     def __init__(
         self,
-        training: Training,
+        training: ProbeTraining,
         cadence: Cadence,
         writer: RunWriter,
         arithmetic: TorchDispatchMode | None = None,
@@ -216,7 +216,7 @@ class ShadowRuns:
     always zero; the reason is kept as a sentence for the page that would have shown it.
     """
 
-    def __init__(self, training: Training, names: ModelMap, every: int, time: OwnTime) -> None:
+    def __init__(self, training: ProbeTraining, names: ModelMap, every: int, time: OwnTime) -> None:
         self.note = ""  # why there is no shadow although one was asked for
         self._time = time
         self._training = training

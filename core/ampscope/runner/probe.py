@@ -50,7 +50,7 @@ from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec, StepRecord
 from ampscope.runner.device import peak_bytes
 from ampscope.runner.instruments import Instruments
-from ampscope.runner.training import ObservedScaler, Training, training_step
+from ampscope.runner.training import ObservedScaler, ProbeTraining, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Batch, Workload, iterate, move
@@ -58,7 +58,7 @@ from ampscope.workloads.protocol import Batch, Workload, iterate, move
 # Run one probe from its spec: build the workload, choose device and precision, drive the loop.
 
 
-def prepare(spec: RunSpec, device: torch.device) -> Training:
+def prepare(spec: RunSpec, device: torch.device) -> ProbeTraining:
     """Workload, model, optimizer and scaler of ``spec`` on ``device``.
 
     Raises BadInput for anything about the workload or the precision that cannot be done.
@@ -77,7 +77,7 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
         backoff_factor=spec.scaler.backoff_factor,
         growth_interval=spec.scaler.growth_interval,
     )
-    return Training(
+    return ProbeTraining(
         workload=workload,
         model=model,
         optimizer=_optimizer(workload),
@@ -130,7 +130,7 @@ def arithmetic(policy: str, device: SimulatedDevice | None = None) -> Iterator[N
 
 def drive(
     spec: RunSpec,
-    training: Training,
+    training: ProbeTraining,
     policy: str,
     writer: RunWriter | None,
     is_cancelled: Callable[[], bool] = bool,
@@ -166,7 +166,7 @@ class ProbeLoop:
 
     def __init__(
         self,
-        training: Training,
+        training: ProbeTraining,
         cadence: Cadence,
         writer: RunWriter | None,
         arithmetic: TorchDispatchMode | None = None,

@@ -87,7 +87,7 @@ class ScriptRecorder:
         self.watch = OpWatch(
             self.paths, self.lines, OP_BUDGET, self._op, PREPARES, self._half_begins
         )
-        self.window = Window()
+        self.window = RecordedWindow()
         self.histograms = ScriptHistograms(self.paths, cadence)
         self.ledger = DtypeLedger(self.lines, self._region)
         self.digests: RunDigests | None = None
@@ -467,7 +467,7 @@ def _begins_a_step() -> bool:
     return torch.is_grad_enabled() and not in_backward() and not torch.compiler.is_compiling()
 
 
-class Window:
+class RecordedWindow:
     """The steps that are looked at in full, from the first in which half precision takes part."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from ampscope.workloads.protocol import Batch, Workload
 
 
 @dataclass(slots=True)
-class Training:
+class ProbeTraining:
     """Everything a step needs, on its device and in its precision."""
 
     workload: Workload
@@ -76,7 +76,7 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def training_step(training: Training, batch: Batch) -> Tensor:
+def training_step(training: ProbeTraining, batch: Batch) -> Tensor:
     """One optimizer step by the workload's own step or by the usual one; the unscaled loss."""
     custom = training.workload.step
     if custom is None:
@@ -86,7 +86,9 @@ def training_step(training: Training, batch: Batch) -> Tensor:
     return checked_loss(loss, "`step`")
 
 
-def default_step(training: Training, batch: Batch, mark: Callable[[], None] = _nothing) -> Tensor:
+def default_step(
+    training: ProbeTraining, batch: Batch, mark: Callable[[], None] = _nothing
+) -> Tensor:
     """The usual calls; returns the unscaled loss. ``mark`` is called before the forward pass, the
     backward pass and the optimizer's step, and after it."""
     optimizer, scaler = training.optimizer, training.scaler

@@ -37,8 +37,8 @@ class FrameThinning:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._entries: dict[Role, list[Entry]] = {}
-        self._arrived: dict[Role, list[Entry]] = {}  # since the last flush
+        self._entries: dict[Role, list[StoredFrame]] = {}
+        self._arrived: dict[Role, list[StoredFrame]] = {}  # since the last flush
         self._numbers: dict[Role, int] = {}
 
     def admit(self, frame: Frame) -> bool:
@@ -51,7 +51,7 @@ class FrameThinning:
             return apart and entries[at].step != frame.step
         number = self._numbers[frame.role] = self._numbers.get(frame.role, 0) + 1
         last = frame.step if frame.last_step is None else frame.last_step
-        entry = Entry(frame.step, last, frame.scale, number, apart=apart)
+        entry = StoredFrame(frame.step, last, frame.scale, number, apart=apart)
         self._arrived.setdefault(frame.role, []).append(entry)
         return True
 
@@ -72,7 +72,7 @@ class FrameThinning:
                     self._add_up(connection, role, entries, entry.number)
         self._arrived.clear()
 
-    def _forget_isolated(self, entries: list[Entry]) -> None:
+    def _forget_isolated(self, entries: list[StoredFrame]) -> None:
         """Those that can join neither neighbour any more."""
         old = len(entries) - NEWEST
         for entry, after in pairwise(entries[: old + 1]):
@@ -81,7 +81,7 @@ class FrameThinning:
         entries[:old] = [e for e, is_alone in zip(entries, alone, strict=False) if not is_alone]
 
     def _add_up(
-        self, connection: sqlite3.Connection, role: Role, entries: list[Entry], newest: int
+        self, connection: sqlite3.Connection, role: Role, entries: list[StoredFrame], newest: int
     ) -> None:
         """The pair whose sum is the shortest for its age, if any may be added up."""
         old = len(entries) - NEWEST
@@ -100,11 +100,15 @@ class FrameThinning:
                 del entries[at + 1]
                 return
 
-    def _is_bad_between(self, connection: sqlite3.Connection, a: Entry, b: Entry) -> bool:
+    def _is_bad_between(
+        self, connection: sqlite3.Connection, a: StoredFrame, b: StoredFrame
+    ) -> bool:
         found = connection.execute(_BAD_BETWEEN, (self._run_id, a.step, b.last_step)).fetchone()
         return bool(found[0])
 
-    def _join(self, connection: sqlite3.Connection, role: Role, a: Entry, b: Entry) -> bool:
+    def _join(
+        self, connection: sqlite3.Connection, role: Role, a: StoredFrame, b: StoredFrame
+    ) -> bool:
         """Write both as one frame in the place of the first."""
         key = (self._run_id, role)
         sql = "SELECT blob FROM frame WHERE run=? AND role=? AND step=?"
@@ -123,7 +127,7 @@ class FrameThinning:
         return True
 
 
-def _take_in(entries: list[Entry], entry: Entry) -> None:
+def _take_in(entries: list[StoredFrame], entry: StoredFrame) -> None:
     """In the order of steps. One that comes so late that its neighbours may have been forgotten
     stays alone."""
     at = bisect.bisect_left(entries, entry.step, key=_step)
@@ -136,7 +140,7 @@ def _take_in(entries: list[Entry], entry: Entry) -> None:
 
 
 @dataclass(slots=True)
-class Entry:
+class StoredFrame:
     """What is remembered of a stored frame that may still be added to a neighbour."""
 
     step: int
@@ -147,6 +151,6 @@ class Entry:
     apart: bool = False  # holds NaN or Inf
     ends: bool = False  # may not be added to the one after it
 
-    def may_join(self, after: Entry) -> bool:
+    def may_join(self, after: StoredFrame) -> bool:
         """As far as is known without the steps."""
         return not (self.ends or self.apart or after.apart or self.scale != after.scale)

@@ -193,13 +193,13 @@ def evidence(report: DiagnosisResult) -> tuple[doc.Block, ...]:
     return (_measured(finding, {control: run.id for control, run in report.runs.items()}),)
 
 
-def _measured(finding: Finding, runs: Mapping[str, str]) -> doc.Evidence:
+def _measured(finding: Finding, runs: Mapping[str, str]) -> doc.EvidenceBlock:
     measured = (
         doc.Measured(m.name, m.value, m.threshold, control, m.step, runs.get(control, ""))
         for m in finding.verdict.evidence
         for control in [m.run or BASELINE]
     )
-    return doc.Evidence(tuple(measured))
+    return doc.EvidenceBlock(tuple(measured))
 
 
 def _others(report: DiagnosisResult) -> tuple[doc.Block, ...]:

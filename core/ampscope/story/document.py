@@ -112,7 +112,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceBlock:
     """The measurements that a verdict rests on."""
 
     measured: tuple[Measured, ...]
@@ -225,7 +225,7 @@ Block: TypeAlias = (
     | Code
     | Table
     | Chain
-    | Evidence
+    | EvidenceBlock
     | Facts
     | Figures
     | Lines

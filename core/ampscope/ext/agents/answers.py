@@ -57,7 +57,7 @@ def check_page(offset: int, limit: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFinding:
+class PreflightAnswer:
     """One finding of preflight at its place in a file; ``repair``: whether there is a safe one."""
 
     code: str
@@ -76,7 +76,7 @@ class Preflight:
 
     files: int
     total: int  # findings
-    findings: list[SourceFinding]
+    findings: list[PreflightAnswer]
     next_offset: int | None
     not_read: list[str]  # one sentence for each file that was left out, 20 at most
     diff: str  # the safe repairs as a unified diff, where it was asked for
@@ -86,7 +86,7 @@ def preflight(result: Result, diff: str, offset: int, limit: int) -> Preflight:
     """The answer to a check of files."""
     shown, following = page(result.findings, offset, limit)
     findings = [
-        SourceFinding(
+        PreflightAnswer(
             f.code.code, f.code.name, f.code.level, line(f.path, 1000), f.line, f.column,
             visible(f.message), bool(f.edits),
         )

@@ -30,7 +30,7 @@ from ampscope.store.export import SCHEMA
 from ampscope.store.frames import DTYPE_CODES
 from ampscope.store.importing import tables, values
 from ampscope.store.importing.tables import Contents, Counts, HistogramRow
-from ampscope.store.importing.values import Unreadable, fields, read, rows
+from ampscope.store.importing.values import ForbiddenJson, fields, read, rows
 from ampscope.store.reader import Reader
 from ampscope.store.rows import new_run_id
 
@@ -89,8 +89,8 @@ def _check_schema(document: dict[str, object]) -> None:
     if "schema" not in document:
         raise Refusal("schema", "it has no schema: this is no file of ampscope runs export")
     schema = document["schema"]
-    if isinstance(schema, Unreadable) or type(schema) is not int or schema != SCHEMA:
-        shown = quoted(None if isinstance(schema, Unreadable) else schema)
+    if isinstance(schema, ForbiddenJson) or type(schema) is not int or schema != SCHEMA:
+        shown = quoted(None if isinstance(schema, ForbiddenJson) else schema)
         again = ". Export it again with this version" if schema == 1 else ""
         raise Refusal("schema", f"it has schema {shown}; this ampscope reads {SCHEMA}{again}")
 

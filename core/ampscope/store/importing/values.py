@@ -86,7 +86,7 @@ def parsed(content: bytes) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class ForbiddenJson:
     """What JSON allows and an export never holds (a key twice, NaN, numbers beyond 64 bits): it is
     refused by its place, where a checker meets it."""
 
@@ -108,33 +108,35 @@ def _check_counts(content: bytes) -> None:
 
 def _object(pairs: list[tuple[str, object]]) -> object:
     if len(pairs) > MAX_KEYS:
-        return Unreadable("size", f"{len(pairs):,} keys are more than any object of an export has")
+        return ForbiddenJson(
+            "size", f"{len(pairs):,} keys are more than any object of an export has"
+        )
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            return Unreadable("duplicate", f"the key {quoted(key)} stands in it twice")
+            return ForbiddenJson("duplicate", f"the key {quoted(key)} stands in it twice")
         seen.add(key)
     return found
 
 
-def _whole(text: str) -> int | Unreadable:
+def _whole(text: str) -> int | ForbiddenJson:
     if len(text) > MAX_DIGITS + 1:
-        return Unreadable("number", f"a number of {len(text):,} digits is too large")
+        return ForbiddenJson("number", f"a number of {len(text):,} digits is too large")
     return int(text)
 
 
-def _float(text: str) -> float | Unreadable:
+def _float(text: str) -> float | ForbiddenJson:
     value = float(text)
     if value - value != 0:
-        return Unreadable("number", f'{quoted(text)} is too large; infinity is written "inf"')
+        return ForbiddenJson("number", f'{quoted(text)} is too large; infinity is written "inf"')
     return value
 
 
-def _constant(name: str) -> Unreadable:
-    return Unreadable("number", f"{name} is not JSON; an export writes it as a text")
+def _constant(name: str) -> ForbiddenJson:
+    return ForbiddenJson("number", f"{name} is not JSON; an export writes it as a text")
 
 
 def rows(value: object) -> list[object]:
@@ -224,7 +226,7 @@ def one_of(words: tuple[str, ...]) -> Check:
 
 
 def _unlike(wanted: str, value: object) -> Refusal:
-    if isinstance(value, Unreadable):
+    if isinstance(value, ForbiddenJson):
         return Refusal(value.sort, value.why)
     return Refusal("type", f"{wanted} was expected, not {what(value)}")
 

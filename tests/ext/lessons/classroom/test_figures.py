@@ -13,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.ext.lessons.catalog import LESSONS
-from app.ext.lessons.figures import Line, lines
+from app.ext.lessons.figures import Trace, lines
 from app.ext.lessons.lesson_page import LESSON_ENTRIES
 from app.figures.cache import MAX_FIGURES, cached_figure
 from tests.helpers.lesson_runs import stored
@@ -22,8 +22,8 @@ Open = Callable[..., AppTest]
 MEASURED = [one for one in LESSONS.values() if one.is_measured and one.number in LESSON_ENTRIES]
 
 
-def curve(last: float) -> list[Line]:
-    return [Line("loss", [1, 2, 3], [3.0, 2.0, last], "#000000")]
+def curve(last: float) -> list[Trace]:
+    return [Trace("loss", [1, 2, 3], [3.0, 2.0, last], "#000000")]
 
 
 def test_a_kept_figure_is_what_a_fresh_one_is() -> None:

@@ -43,7 +43,7 @@ from ampscope.measure.training_steps import (
     timed_step,
 )
 from ampscope.records import EnergyUse, LossCurve, RunSpec
-from ampscope.runner.training import Training
+from ampscope.runner.training import ProbeTraining
 from ampscope.store.writer import RunWriter
 
 LEAST_TIMED = 2
@@ -167,7 +167,7 @@ class InterleavedTrainings:
         return self._seen
 
 
-def _samples(spec: RunSpec, training: Training, notes: list[str]) -> int:
+def _samples(spec: RunSpec, training: ProbeTraining, notes: list[str]) -> int:
     """Samples per step; 0 where the batch dimension is unknown."""
     try:
         return batch_size(batch_of(training, spec), spec.workload)

@@ -84,7 +84,7 @@ class Clock(StepListener):
         self._loss: Tensor | None = None
         self._unscaled: Tensor | None = None
         self.in_backward = False
-        self.region = Region()  # of the forward pass, where the script has none; ends with it
+        self.region = StepRegion()  # of the forward pass, where the script has none; ends with it
         self._held = _begin_peak()
 
     def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
@@ -158,7 +158,7 @@ class Clock(StepListener):
         self._out.write_text(json.dumps(found))
 
 
-class Region:
+class StepRegion:
     """An autocast region that is opened in one place and closed in another."""
 
     def __init__(self) -> None:

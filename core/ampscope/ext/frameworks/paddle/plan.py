@@ -30,8 +30,8 @@ from ampscope.ext.frameworks.paddle.op_names import FIRST_INPUT_ONLY
 from ampscope.ext.frameworks.paddle.regions import (
     AUTO_CAST,
     DTYPE_NAMES,
+    AutoCastRegion,
     OpenRegion,
-    Region,
     dtype_of_op,
 )
 from ampscope.ext.frameworks.paddle.steps import StepWatch
@@ -203,7 +203,7 @@ class PlannedOps(Emulation):
             setattr(result, _mark(level), target)
         return result
 
-    def _region(self, level: str) -> Region | None:
+    def _region(self, level: str) -> AutoCastRegion | None:
         """The script's own region at this level; one around everything where it opens none."""
         state = AUTO_CAST._g_amp_state_
         self._own_regions |= state is not None
@@ -212,7 +212,7 @@ class PlannedOps(Emulation):
         white = state["custom_white_list"] if state else None
         black = state["custom_black_list"] if state else None
         names = AUTO_CAST._update_list(white, black, level, DTYPE_NAMES[self._half])
-        return Region(self._half, level, frozenset(names[0]), frozenset(names[1]))
+        return AutoCastRegion(self._half, level, frozenset(names[0]), frozenset(names[1]))
 
     def _dtype(self, tensor: Tensor, level: str) -> str:
         mark = getattr(tensor, _mark(level), None)

@@ -24,7 +24,7 @@ DTYPE_NAMES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class AutoCastRegion:
     """An enabled auto_cast region."""
 
     half: str  # fp16 | bf16
@@ -44,9 +44,9 @@ class OpenRegion:
     def __init__(self, half: str = "") -> None:
         self._half = half
         self._state: Any = None
-        self._region: Region | None = None
+        self._region: AutoCastRegion | None = None
 
-    def now(self) -> Region | None:
+    def now(self) -> AutoCastRegion | None:
         """The open region, or None."""
         state = AUTO_CAST._g_amp_state_
         if state is not self._state:
@@ -54,7 +54,7 @@ class OpenRegion:
             self._region = None if state is None else self._read(state)
         return self._region
 
-    def _read(self, state: dict[str, Any]) -> Region | None:
+    def _read(self, state: dict[str, Any]) -> AutoCastRegion | None:
         level = str(state["level"]).upper()
         if not state["enable"] or level == "O0" or self._half == "fp32":
             return None
@@ -65,10 +65,12 @@ class OpenRegion:
             state["custom_white_list"], state["custom_black_list"], level, DTYPE_NAMES[half]
         )
         white, black = (frozenset(names) for names in lists)
-        return Region(half, level, white, black, bool(state["use_promote"]) or level != "O2")
+        return AutoCastRegion(
+            half, level, white, black, bool(state["use_promote"]) or level != "O2"
+        )
 
 
-def dtype_of_op(region: Region | None, op: str, dtypes: Sequence[str]) -> str:
+def dtype_of_op(region: AutoCastRegion | None, op: str, dtypes: Sequence[str]) -> str:
     """ "fp16", "bf16" or "fp32": what ``op`` computes in, given its floating-point inputs' dtypes.
 
     Outside a region an op runs in its inputs' own dtype; of different ones the wider is taken.
