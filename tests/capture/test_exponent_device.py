@@ -307,7 +307,7 @@ def beside(number: int, command: list[str], tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_kernel_compiles_for_every_card_ahead_of_time(number: int, tmp_path: Path) -> None:
-    """With each Triton that a supported torch brings; needs no GPU. Two blocks of 512 threads fit
+    """With each Triton that a supported torch brings; needs no GPU. Two blocks of 256 threads fit
     the 65,536 registers of a multiprocessor, and from the A100 on hardly any spills."""
     command = ["tests/helpers/triton_compile.py", *map(str, CAPABILITIES)]
     made = [json.loads(line) for line in beside(number, command, tmp_path).splitlines()]

@@ -655,7 +655,7 @@ def test_an_error_in_any_hook_ends_the_watch_and_not_the_training(
     _, bare = train_fp16(10, bad_at=(3, 7), penalized=True)
     names = _hook_names(tmp_path / "names.db", monkeypatch)
     assert len(names) >= 12, names
-    assert {"TrainingEvents._note_gradients", "Clips._note"} <= set(names)
+    assert {"TrainingEvents._note_gradients", "WatchedClips._note"} <= set(names)
     for number, name in enumerate(names):
         capsys.readouterr()
         seen = _hooked(name, moment, tmp_path / f"{number}.db", monkeypatch)
