@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from ampscope.analysis.training import finite_parts
 from ampscope.story import document as doc
 from app import render
+from tests.helpers.documents import HOSTILE
 
 
 def plain(text: str) -> str:
@@ -18,15 +19,11 @@ def plain(text: str) -> str:
     return re.sub(r"\\(?=[^\w\s])", "", text)
 
 
-HOSTILE = "<b>*bold*</b> [x](https://example.org)"
-
-
 def every_block() -> None:
     from app import render
-    from tests.app.test_render import HOSTILE
     from tests.helpers import documents
 
-    render.draw(documents.every_block(lambda place: HOSTILE), "all")
+    render.draw(documents.every_block(lambda place: documents.HOSTILE), "all")
 
 
 def test_every_block_is_drawn_and_no_text_becomes_markup() -> None:

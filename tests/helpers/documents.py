@@ -13,7 +13,13 @@ from ampscope.numerics.formats import FORMATS
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.story import document as doc
 
+HOSTILE = "<b>*bold*</b> [x](https://example.org)"
 ADDRESS = "https://docs.pytorch.org/docs/stable/amp.html"
+
+
+def marked(place: str) -> str:
+    """A text that nothing else holds, and no escape changes."""
+    return f"the{place.title().replace(' ', '')}here"
 
 
 def every_block(text: Callable[[str], str]) -> tuple[doc.Block, ...]:

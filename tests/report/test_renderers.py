@@ -17,13 +17,7 @@ from ampscope.render.html import to_html
 from ampscope.render.markdown import to_markdown
 from ampscope.render.terminal import print_sections
 from ampscope.story import document as doc
-from tests.helpers.documents import every_block, texts
-
-
-def marked(place: str) -> str:
-    """A text that nothing else holds, and no escape changes."""
-    return f"the{place.title().replace(' ', '')}here"
-
+from tests.helpers.documents import every_block, marked, texts
 
 DOCUMENT = doc.Document(
     (doc.Part(marked("title"), marked("subject"), (doc.Section("Section", every_block(marked)),)),),
@@ -44,8 +38,7 @@ def in_the_terminal() -> str:
 
 def drawn() -> None:
     from app import render
-    from tests.helpers.documents import every_block
-    from tests.report.test_renderers import marked
+    from tests.helpers.documents import every_block, marked
 
     render.draw(every_block(marked), "all")
 

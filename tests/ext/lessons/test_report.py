@@ -133,3 +133,13 @@ def test_curves_of_a_dtype_have_its_colour_wherever_they_stand() -> None:
     assert made["bf16 with fp32 master weights"][0] == DTYPES["bf16"]
     assert made["model.half()"] == (MEASURE, "")
     assert made["fp16"] != made["fp16-noscaler"]  # by its dash
+
+
+def test_a_rate_that_took_too_long_is_said_to_be_missing(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    slow: list[Result] = [Reading("too slow here", "fp16", 0.4, "512")]
+    run = made_comparisons.stored(store, "lesson", slow)
+    with Reader(store) as reader:
+        text = to_markdown(document(reader, [run]))
+    assert "1 rate, of fp16" in text
+    assert "took too long" in text
