@@ -264,6 +264,49 @@ class LineUse:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfSite:
+    """A place at which numbers became half precision, from the script's first line on.
+
+    ``kind``: cast (written in the script), made (a tensor made in half), module (parameters and
+    buffers of a module), loaded (out of a file or an array), autocast (added at an op), saved (kept
+    for backward by a hook), function (inside an autograd Function of the user's), state (an
+    optimizer's own), sum (an accumulator that lives on). ``role`` is what it makes half: weights,
+    buffers, moments, gradients, activations, saved activations, labels, whole numbers, masks,
+    constants, loss, data; "" where that was not seen. Counts are of the elements looked at, those
+    of the first calls.
+    """
+
+    kind: str
+    line: str  # "train.py:41", the innermost line of the user's own code
+    op: str  # "Tensor.half", "torch.zeros", "addmm"
+    dtype: str  # fp16, bf16
+    role: str = ""
+    step: int = 0  # optimizer steps before its first call
+    prepares: bool = False  # its first call came before any training began
+    calls: int = 0
+    elements: int = 0
+    changed: int = 0  # not equal to what they were before
+    zeroed: int = 0  # became zero
+    infinite: int = 0  # became infinite
+    merged: int = 0  # distinct numbers that fell onto one another, of those looked at
+    distinct: int = 0  # distinct numbers before
+    whole: bool = False  # all of them were whole numbers
+    largest: float | None = None  # finite magnitude before
+    error: float | None = None  # of what was looked at: relative 2-norm
+    names: tuple[str, ...] = ()  # dotted paths of modules or parameters, the first few
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Numbers that the script printed or logged behind the same words, in their order."""
+
+    words: str  # "test error", the text before the number without other numbers
+    values: tuple[float, ...]
+    lines: tuple[int, ...]  # which of the script's lines of output each stood in, from 0
+    ended: bool = True  # False: the output goes on behind what was kept
+
+
+@dataclass(frozen=True, slots=True)
 class Tap:
     """What a graph pass told of one tensor inside compiled code: of the first steps, of random
     numbers in some more, and of the first that are not finite."""
@@ -427,6 +470,8 @@ Observation = (
     | BadOp
     | OpUse
     | LineUse
+    | HalfSite
+    | Printed
     | Tap
     | Kernel
     | SourceText

@@ -29,6 +29,8 @@ class RunView:
         self.bad_ops = [o for o in observations if isinstance(o, obs.BadOp)]
         self.uses = [o for o in observations if isinstance(o, obs.OpUse)]
         self.line_uses = [o for o in observations if isinstance(o, obs.LineUse)]
+        self.sites = [o for o in observations if isinstance(o, obs.HalfSite)]
+        self.printed = [o for o in observations if isinstance(o, obs.Printed)]
         self.taps = [o for o in observations if isinstance(o, obs.Tap)]
         self.kernels = [o for o in observations if isinstance(o, obs.Kernel)]
         self.sources = [o for o in observations if isinstance(o, obs.SourceText)]
