@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.tensors import AUTOCAST_KINDS, HALF
+from ampscope.capture.tensors import AUTOCAST_KINDS, HALF, floating_tensors
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.control import BASELINE, COMPILED, TAPS, Control, list_changes
 from ampscope.patches import Patches
@@ -57,14 +57,15 @@ TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half 
 @contextlib.contextmanager
 def everything_fp32() -> Iterator[None]:
     """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
-    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(_WIDER):
+    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(_Replace(_WIDER)):
         yield
 
 
 @contextlib.contextmanager
 def half_as_bf16() -> Iterator[None]:
     """fp16 becomes bf16 everywhere, scalers off."""
-    with scalers_off(), autocast_as(torch.bfloat16), _replaced({torch.float16: torch.bfloat16}):
+    to_bf16 = _Replace({torch.float16: torch.bfloat16})
+    with scalers_off(), autocast_as(torch.bfloat16), _replaced(to_bf16):
         yield
 
 
@@ -121,13 +122,12 @@ def tf32_held(allowed: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """:class:`_Replace`, also where torch asks no mode: the default dtype, tensors out of files,
-    buffers and arrays, and the classes of half tensors."""
-    mode = _Replace(replace)
+def _replaced(mode: _Replace) -> Iterator[None]:
+    """``mode``, also where torch asks no mode: the default dtype, tensors out of files, buffers and
+    arrays, and the classes of half tensors."""
 
     def default(original: Any, asked: Any) -> None:
-        original(mode.swapped(asked))
+        original(mode.swapped(asked) if mode.applies() else asked)
 
     with mode, Patches() as patches:
         for name in ("set_default_dtype", "set_default_tensor_type"):
@@ -137,7 +137,7 @@ def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
         patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
         for policy in _fsdp_policies():
             patches.wrap(policy, "__init__", mode.asked)
-        for half, target in replace.items():
+        for half, target in mode.replace.items() if mode.is_everywhere else ():
             wide = getattr(torch, f"{_NAMES[target]}Tensor")
             patches.replace(torch, f"{_NAMES[half]}Tensor", partial(_instead, wide))
         yield
@@ -146,6 +146,8 @@ def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
 class _Replace(TorchFunctionMode):
     """Replaces half dtypes in arguments, and in results: numbers that come from a file or an array
     are half without an argument that says so."""
+
+    is_everywhere = True
 
     def __init__(self, replace: dict[torch.dtype, torch.dtype]) -> None:
         super().__init__()
@@ -179,6 +181,10 @@ class _Replace(TorchFunctionMode):
                 kwargs = {k: self.swapped(v) for k, v in kwargs.items()}
         return self.converted(func(*args, **kwargs))
 
+    def applies(self) -> bool:
+        """Whether what is done now is to be changed."""
+        return True
+
     def swapped(self, value: Any) -> Any:
         """``value``, or the dtype (or name of a tensor type) to take in its place."""
         if isinstance(value, torch.dtype):
@@ -190,9 +196,8 @@ class _Replace(TorchFunctionMode):
 
     def asked(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> None:
         """Make an object that only holds the dtypes that the script asks for."""
-        original(
-            holder, *map(self.swapped, args), **{k: self.swapped(v) for k, v in kwargs.items()}
-        )
+        swapped = self.swapped if self.applies() else _same
+        original(holder, *map(swapped, args), **{k: swapped(v) for k, v in kwargs.items()})
 
     def converted(self, result: Any) -> Any:
         """A tensor in a half dtype that is replaced, cast; anything else as it is."""
@@ -210,7 +215,11 @@ class _Replace(TorchFunctionMode):
             result = original(*args, **kwargs)
         finally:
             self._as_written -= 1
-        return self.converted(result)
+        return self.converted(result) if self.applies() else result
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _instead(other: Any, original: Any) -> Any:
@@ -333,30 +342,68 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
 
 @contextlib.contextmanager
 def fp32_lines(lines: Iterable[str], own_folder: str) -> Iterator[set[str]]:
-    """Every torch call made by these lines of the script computes in fp32. Gives the lines that
-    made none yet."""
-    with _Fp32Lines(set(lines), own_folder) as mode:
+    """Lift what these lines of the script round to half: torch calls that they make compute in
+    fp32, and what they make or load in half is fp32. Gives the lines that have made none yet."""
+    mode = _Fp32Lines(set(lines), own_folder)
+    with _replaced(mode):
         yield mode.missing
 
 
-class _Fp32Lines(TorchFunctionMode):
+class _Fp32Lines(_Replace):
+    """Elsewhere all stays as it was: where a lifted number meets half ones in an op that takes one
+    dtype alone, it is rounded there."""
+
+    is_everywhere = False
+
     def __init__(self, lines: set[str], own_folder: str) -> None:
-        super().__init__()
+        super().__init__(_WIDER)
         self.lines = lines
         self.missing = set(lines)
         self.source = SourceLines(own_folder)
-        self.casts = _Replace(_WIDER)
+
+    def applies(self) -> bool:
+        line = line_name(self.source.where())
+        self.missing.discard(line)
+        return line in self.lines
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        line = line_name(self.source.where())
-        if line not in self.lines:
-            return func(*args, **kwargs)
-        self.missing.discard(line)
+        if not self.applies():
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError as error:
+                dtype = _one_half(args, kwargs) if "type" in str(error) else None
+                if dtype is None:
+                    raise
+                return func(*_narrow(args, dtype), **_narrow(kwargs, dtype))
+        name = getattr(func, "__name__", "")
         with _autocast_off():
-            return self.casts.__torch_function__(func, types, _widen(args), _widen(kwargs))
+            if not name.endswith("_") or name.endswith("__") or name in _NO_NUMBERS:
+                if name in _NO_NUMBERS:
+                    return func(*args, **kwargs)
+                return super().__torch_function__(func, types, _widen(args), _widen(kwargs))
+            target = args[0] if args else None
+            if not isinstance(target, Tensor) or target.dtype not in HALF:
+                return func(*args, **kwargs)
+            wide = target.float()  # a change in place is made in fp32, and rounded once
+            func(wide, *_widen(args[1:]), **_widen(kwargs))
+            return target.copy_(wide)
+
+
+# Methods named as if they changed numbers in place.
+_NO_NUMBERS = frozenset(
+    {"requires_grad_", "detach_", "rename_", "set_", "resize_", "share_memory_", "record_stream",
+     "retain_grad", "copy_"}
+)  # fmt: skip
+
+
+def _one_half(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The half dtype of the tensors among the arguments, where fp32 ones stand beside them."""
+    dtypes = {t.dtype for t in floating_tensors((args, tuple(kwargs.values())))}
+    half = [dtype for dtype in HALF if dtype in dtypes]
+    return half[0] if len(half) == 1 and torch.float32 in dtypes else None
 
 
 @contextlib.contextmanager
@@ -386,8 +433,11 @@ def _widen(value: Any) -> Any:
 def _narrow(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.dtype == torch.float32 else value
-    if isinstance(value, tuple):
-        return tuple(_narrow(v, dtype) for v in value)
+    if isinstance(value, tuple | list):
+        moved = [_narrow(v, dtype) for v in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    if type(value) is dict:
+        return {k: _narrow(v, dtype) for k, v in value.items()}
     return value
 
 
