@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.healing import follows
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
-from ampscope.diagnosis.cure import by_trials, follows, is_cured
+from ampscope.diagnosis.cure import by_trials, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import price
 from ampscope.observations import Call, Outcome

@@ -32,12 +32,12 @@ from ampscope.analysis.compiled_runs import (
     unjudged,
 )
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.healing import follows
 from ampscope.analysis.precision_use import MIN_COMPARED
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import symptoms
 from ampscope.control import COMPILED
 from ampscope.diagnosis.captured_step import of_captured_step
-from ampscope.diagnosis.cure import follows
 from ampscope.diagnosis.findings import Diagnosis, diagnose
 from ampscope.observations import COMPILED_NOTE
 

@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from itertools import pairwise
 
-from ampscope.analysis.compiled_runs import (
-    apart,
-)
+from ampscope.analysis.compiled_runs import apart
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.precision_use import MIN_COMPARED
-from ampscope.analysis.repeatability import difference
+from ampscope.analysis.healing import comes_to_its_end, follows, keeps_symptoms, trains
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import (
-    BEHIND_APART,
-    BEHIND_SHARE,
-    LEARNS_SHARE,
-    TAIL_SCATTER,
-    Symptom,
-    symptoms,
-)
+from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.captured_step import cures_the_step, is_captured
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.rules.verdict import Verdict
 
-# With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
-GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
-AS_GOOD = 0.1  # of the first loss: no more above fp32's, where fp32 does not learn either
-NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
 OF_STEPS = frozenset({"lr", "fp32_state"})  # what they change, an optimizer's step alone reads
 
 
@@ -45,9 +29,7 @@ def is_cured(
     """True: a measured symptom is gone and the loss follows the control's. False: the symptom or
     the cause is still there, or the loss does not follow. None: the cause is found no more, and an
     effect cannot be measured."""
-    if not fixed.steps or fixed.has_exception:
-        return False
-    if evidence.fp32 is not None and not _ends_alike(fixed, evidence):
+    if not comes_to_its_end(fixed, evidence):
         return False
     rule = finding.rule
     if rule.must_cure_fp32:
@@ -58,22 +40,13 @@ def is_cured(
         return apart({**evidence.runs, fixed.control: fixed}, fixed.control) is None
     if rule.leaves_symptoms:
         return _is_removed(finding, evidence, fixed)
-    left = symptoms(fixed, evidence.fp32) & evidence.symptoms
-    if left - _of_its_search(fixed):
-        return False
-    if not _is_removed(finding, evidence, fixed):
+    if keeps_symptoms(fixed, evidence) or not _is_removed(finding, evidence, fixed):
         return False
     if not evidence.symptoms and not rule.is_measured:
         return None
     if is_captured(evidence.baseline):
         return cures_the_step(fixed, evidence.fp32)
     return follows(fixed, evidence.fp32)
-
-
-def trains(run: RunView) -> bool:
-    """Its numbers stay finite, and its loss ends no higher than it began. Of a divergence that is
-    none of AMP's, a fix is asked this in half precision and in fp32."""
-    return not symptoms(run, None) & NUMBERS and _falls(run)
 
 
 def comes_too_late(finding: Finding, control: str, evidence: Evidence) -> bool:
@@ -162,96 +135,9 @@ def _trial_outcomes(finding: Finding, evidence: Evidence) -> dict[str, bool | No
     }
 
 
-def follows(run: RunView, reference: RunView | None) -> bool | None:
-    """Whether the losses of ``run`` after its search for a scale come down as the reference's do in
-    as many steps. None when there are too few to compare, or when the reference does not train.
-
-    Of ten losses from 2.0 down to 1.1 the first three have the mean 1.9 and the last two 1.15: the
-    reference made a progress of 0.75. A run follows it when its own last two have come down by half
-    of that (:data:`BEHIND_SHARE`), to 1.525 or less, or lie within the scatter of the reference's.
-    One that skipped its first four steps is compared by its losses from the fifth on, with as many
-    of the reference's first ones.
-    """
-    if reference is None:
-        return None
-    if len({a.optimizer for a in reference.steps}) != 1:
-        return True  # the losses of several optimizers play against each other
-    own = [a.loss for a in run.steps[run.leading_skips :] if a.loss is not None]
-    other = [a.loss for a in reference.steps if a.loss is not None]
-    count = min(len(own), len(other))
-    if count < MIN_COMPARED:
-        return None
-    head, tail, scatter = _course(other[:count])
-    reached = _course(own[:count])[1]
-    if not math.isfinite(reached):
-        return False
-    if not math.isfinite(tail):
-        return reached <= head
-    if tail > other[0] + AS_GOOD * abs(other[0]):
-        return None  # the control's loss rises: to follow it proves nothing
-    progress = head - tail
-    if progress <= LEARNS_SHARE * abs(head):  # nothing to learn from the control in these steps
-        return reached - tail <= max(AS_GOOD * abs(head), TAIL_SCATTER * scatter)
-    share = BEHIND_APART if difference(run, reference) else BEHIND_SHARE
-    return head - reached >= share * progress or reached - tail <= TAIL_SCATTER * scatter
-
-
-def _falls(run: RunView) -> bool:
-    """The loss ends no higher than it began: what only bounds a divergence is no cure."""
-    losses = [a.loss for a in run.steps if a.loss is not None]
-    if not losses:
-        return False
-    tail = _course(losses)[1]
-    return math.isfinite(tail) and tail <= losses[0] + LEARNS_SHARE * abs(losses[0])
-
-
-def _course(losses: list[float]) -> tuple[float, float, float]:
-    """Means of the first three losses and of the last fifth, and the latter's scatter."""
-    last = losses[-max(1, len(losses) // 5) :]
-    scatter = statistics.stdev(last) if len(last) > 1 and all(map(math.isfinite, last)) else 0.0
-    return statistics.fmean(losses[:3]), statistics.fmean(last), scatter
-
-
-def _of_its_search(fixed: RunView) -> frozenset[Symptom]:
-    """Symptoms that a search for the scale at the start explains. The steps that it has cost are
-    behind fp32's where every skip lowered the scale: :func:`follows` compares the loss without
-    them."""
-    if not _only_searches(fixed):
-        return frozenset()
-    search = fixed.steps[: fixed.leading_skips + 1]
-    falls = len(search) > 1 and all(b.scale < a.scale for a, b in pairwise(search))
-    return frozenset({Symptom.SKIPS, Symptom.BEHIND} if falls else {Symptom.SKIPS})
-
-
-def _only_searches(run: RunView) -> bool:
-    """Its skips are a search for the scale that has begun the run: finite losses, a scale of 1 or
-    more. In a short run such a search may not have ended."""
-    search = run.steps[: run.leading_skips]
-    is_finite = all(a.loss is None or math.isfinite(a.loss) for a in search)
-    return len(run.skips) == len(search) and is_finite and all(a.scale >= 1 for a in search)
-
-
 def _is_removed(finding: Finding, evidence: Evidence, fixed: RunView) -> bool:
     """Whether the cause is found no more."""
     if finding.rule.is_removed is not None:
         return finding.rule.is_removed(evidence.baseline, fixed)
     again = diagnose(Evidence({BASELINE: fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
     return all(f.cause != finding.cause for f in again.findings)
-
-
-def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
-    """Whether ``fixed`` comes to the end that the fp32 control comes to: its exit status, and its
-    number of steps where the baseline run made another. What a time limit cut short is compared
-    by its status alone."""
-    fp32, before = evidence.fp32, evidence.baseline
-    assert fp32 is not None
-    if fp32.has_exception or not fixed.ended_itself:
-        return True  # no end to come to; or it went on to a limit of the run
-    if fp32.ended_itself and fixed.outcome.exit_code != fp32.outcome.exit_code:
-        return False
-    if not fp32.ended_itself and fixed.outcome.exit_code:
-        return False
-    guards = bool(evidence.symptoms & GUARDED or before.guarded_losses)
-    if not guards or "time" in (fp32.outcome.ended, fixed.outcome.ended):
-        return True
-    return fixed.outcome.steps >= fp32.outcome.steps

@@ -41,12 +41,13 @@ from ampscope.analysis.compiled_runs import (
     suspects,
 )
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.healing import trains
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE, COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
-from ampscope.diagnosis.cure import by_trials, comes_too_late, is_ambiguous, is_cured, trains
+from ampscope.diagnosis.cure import by_trials, comes_too_late, is_ambiguous, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding, casts_left_out
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
