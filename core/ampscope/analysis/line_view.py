@@ -162,6 +162,13 @@ def _skips(run: RunView, bad: Sequence[BadOp]) -> defaultdict[int, int]:
     return found
 
 
+def source_line(run: RunView, line: str) -> str:
+    """The text of "train.py:41" as the run kept it, without its indentation; "" of others."""
+    file, number = place(line)
+    texts = {source.file: source.lines for source in run.sources}
+    return next(iter(texts.get(file, ())[number - 1 : number]), "").strip() if number else ""
+
+
 def place(line: str) -> tuple[str, int]:
     """("train.py", 41) of "train.py:41"; ("", 0) of what names no line."""
     name, _, number = line.rpartition(":")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.hand_casts import hand_casts
+from ampscope.analysis.lifting import lifted, smallest_lift
 from ampscope.control import Control
 from ampscope.rules.catalog import all_rules, by_cause
 from ampscope.rules.framework_patches import in_words_of
@@ -58,13 +59,31 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.symptoms and not any(v.status is Status.FOUND for _, v in answers):
         answers = tuple((rule, _at_last(rule, verdict, evidence)) for rule, verdict in answers)
     found = [(rule, verdict) for rule, verdict in answers if verdict.status is Status.FOUND]
-    found.sort(key=lambda pair: pair[0].order)
+    found = _by_site(sorted(found, key=lambda pair: pair[0].order), evidence)
     findings = _with_replaced(_nested(found), evidence)
     findings = tuple(_without_casts(finding, evidence) for finding in findings)
     symptoms = tuple(sorted(evidence.symptoms))
     word = "fault" if findings else "inconclusive" if symptoms else "no_fault"
     latent = tuple(Finding(r.id, v) for r, v in answers if v.status is Status.LATENT)
     return Diagnosis(word, findings, answers, symptoms, evidence.policy, latent=latent)
+
+
+def _by_site(found: list[tuple[Rule, Verdict]], evidence: Evidence) -> list[tuple[Rule, Verdict]]:
+    """Where lifting sites has shown which of them does the harm, causes whose evidence fits that
+    site come first. Where none does, the site is the cause, and the others stand behind it."""
+    control = smallest_lift(evidence)
+    if control is None:
+        return found
+    fitting = [(r, v) for r, v in found if not r.is_of_site and _fits(v, control)]
+    first = fitting or [(r, v) for r, v in found if r.is_of_site]
+    return first + [(r, v) for r, v in found if not r.is_of_site and (r, v) not in first]
+
+
+def _fits(verdict: Verdict, control: str) -> bool:
+    names = {*lifted(control)}
+    if {verdict.line, verdict.module} & names:
+        return True
+    return any({*lifted(own)} & names for own in verdict.fix.controls)
 
 
 def _with_replaced(findings: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:

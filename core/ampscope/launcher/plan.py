@@ -41,7 +41,8 @@ from ampscope.analysis.compiled_runs import (
     suspects,
 )
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.healing import trains
+from ampscope.analysis.healing import heals, trains
+from ampscope.analysis.lifting import can_be_lifted, candidates, lift
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE, COMPILED, SCALE_1, Control
@@ -65,6 +66,7 @@ MAX_NEXT_RUNS = 2  # of the second one's
 MAX_NEIGHBOUR_S = 10.0  # of a run: a neighbour of a finding that is cured is tried in short ones
 MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
+MAX_LIFTS = 6  # runs with sites lifted
 MAX_COMPILED_RUNS = 8
 MAX_SUSPECTS = 3  # the module that taps point at, and what holds it
 MAX_SUSPECT_OPS = 2
@@ -128,6 +130,10 @@ def run_diagnosis(
                 diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
+        if diagnosis.symptoms and not diagnosis.findings and plan.lift_sites():
+            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            if verify:
+                _hand_on(plan, diagnosis, started, hear)
         if diagnosis.symptoms and not diagnosis.findings:
             plan.control("bf16")
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
@@ -137,6 +143,9 @@ def run_diagnosis(
             plan.prefetch(plan.known(diagnosis.findings[0])[:MAX_FIX_RUNS])
             plan.try_fixes(diagnosis.findings[0])
             diagnosis = plan.ranked_by_trials(diagnosis)
+            if not any(t.cured for t in plan.trials) and plan.lift_sites():
+                diagnosis = diagnosis_with_compiled_run(plan.evidence)
+                plan.try_fixes(diagnosis.findings[0])
         return _report(plan, diagnosis, started)
 
 
@@ -339,6 +348,22 @@ class DiagnosisPlan:
         if not run.has_scaler or not run.skips or run.bad_loss_steps:
             return False
         return len(run.skips) == len(run.steps) or min(run.scales) < 1
+
+    def lift_sites(self) -> bool:
+        """Look for the sites of half precision whose rounding does the harm, where the fp32 control
+        has none; whether some were found."""
+        if not can_be_lifted(self.evidence) or not self.runs.can_apply(lift(["train.py:1"])):
+            return False
+        deadline = time.monotonic() + MAX_SEARCH_S
+
+        def heal(names: tuple[str, ...]) -> bool:
+            view = self.control_until(deadline, lift(names))
+            if view is None or view.outcome.is_out_of_memory:
+                return False  # which says nothing of the sites
+            return heals(view, self.evidence) is not False
+
+        names = candidates(self.views[BASELINE])
+        return smallest_set(names, heal, MAX_LIFTS, likely_first=True) is not None
 
     def try_fixes(self, finding: Finding) -> None:
         """Run the finding's interventions until one cures, or removes the pattern where an effect

@@ -11,6 +11,7 @@ set returned is one that was seen to cure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 
@@ -19,11 +20,17 @@ class _OutOfRunsError(Exception):
 
 
 def smallest_set(
-    names: Sequence[str], cures: Callable[[tuple[str, ...]], bool], max_runs: int
+    names: Sequence[str],
+    cures: Callable[[tuple[str, ...]], bool],
+    max_runs: int,
+    *,
+    likely_first: bool = False,
 ) -> tuple[str, ...] | None:
     """A minimal subset of ``names`` for which ``cures`` is true; None when all of them do not.
 
-    After ``max_runs`` runs it is the smallest subset that was seen to cure.
+    After ``max_runs`` runs it is the smallest subset that was seen to cure. ``likely_first``: the
+    names stand in the order of suspicion, so the first is tried alone, and short prefixes are
+    preferred to long ones.
     """
     known: dict[tuple[str, ...], bool] = {}
 
@@ -39,10 +46,14 @@ def smallest_set(
     needed: list[str] = []
     left = list(names)
     try:
+        if likely_first and left and ask(left[:1]):
+            return tuple(left[:1])
         if not left or not ask(left):
             return None
         while not needed or not ask(needed):
-            end = _shortest_prefix(left, lambda prefix: ask([*needed, *prefix]))
+            end = _shortest_prefix(
+                left, lambda prefix: ask([*needed, *prefix]), likely_first=likely_first
+            )
             needed.append(left[end - 1])
             left = left[: end - 1]
             if not left:
@@ -53,11 +64,15 @@ def smallest_set(
     return min(cured, key=len, default=None)
 
 
-def _shortest_prefix(names: list[str], cures: Callable[[list[str]], bool]) -> int:
+def _shortest_prefix(
+    names: list[str], cures: Callable[[list[str]], bool], *, likely_first: bool
+) -> int:
     """Length of the shortest prefix that cures; all of ``names`` do, and none of them does not."""
     fails, works = 0, len(names)
     while works - fails > 1:
         middle = (fails + works) // 2
+        if likely_first:  # the geometric mean
+            middle = min(max(math.isqrt(max(fails, 1) * works), fails + 1), works - 1)
         if cures(names[:middle]):
             works = middle
         else:

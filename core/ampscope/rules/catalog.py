@@ -23,8 +23,9 @@ NAMES = (
     "norm_eps_underflow", "elementwise_overflow", "reduction_overflow", "activation_overflow",
     "loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow", "small_update_lost",
     "compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed",
+    "harmful_rounding",
 )  # fmt: skip
-LIST_VERSION = 3  # of the codes; a new cause raises it
+LIST_VERSION = 4  # of the codes; a new cause raises it
 
 
 @functools.cache

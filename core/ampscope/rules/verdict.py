@@ -128,6 +128,7 @@ class Rule:
     is_of_compiler: bool = False  # eager code trains: a fix brings its numbers back
     # (baseline, run with a fix): whether the pattern is gone, where ``check`` would see it again.
     is_removed: Callable[[RunView, RunView], bool] | None = None
+    is_of_site: bool = False  # a lifted site without a name: one that names it takes its place
     leaves_symptoms: bool = False  # another fault's: that the pattern is gone is the cure
 
     # What can decide it. None: where its verdict names an op.

@@ -1,0 +1,113 @@
+"""What is lifted to fp32, and in which order, to find the site of half precision that harms.
+
+A *site* is a place where numbers become half (:class:`~ampscope.observations.HalfSite`). Lifting
+one leaves all other rounding of the script as it is: a line's torch calls, and what it makes or
+loads, in fp32; or parameters; or an optimizer's state. Those come first that were seen to lose what their
+input had: numbers that became zero or infinite or fell onto one another, sums that stand still,
+results far from fp32's of the same inputs. No cause is known here by name.
+
+    candidates(run)            ["prepare.py:15", "train.py:41", "fp32_params"]
+    lift(["prepare.py:15"])    "fp32_lines:prepare.py:15"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.healing import heals
+from ampscope.analysis.run_view import RunView
+from ampscope.control import Control
+from ampscope.observations import BadOp, HalfSite
+
+LIFTS = frozenset({"fp32_lines", "fp32_modules", "fp32_params", "fp32_state"})  # of Control's names
+_PARTS = {"weights": "fp32_params", "moments": "fp32_state"}  # role -> what lifts all of them
+_HALF = ("fp16", "bf16")
+
+
+def candidates(run: RunView) -> list[str]:
+    """What can be lifted of a baseline run, most suspicious first: lines ("train.py:41"), and
+    ``fp32_params`` or ``fp32_state`` where it has parameters or moments in half."""
+    order: dict[str, float] = {}
+    for site in run.sites:
+        if site.line:
+            order[site.line] = max(order.get(site.line, 0.0), lost(site))
+        if part := _part(site):
+            order[part] = max(order.get(part, 0.0), lost(site))
+    for use in run.line_uses:
+        if not use.backward and use.makes in _HALF and use.line:
+            share = use.lost / use.cast if use.cast else 0.0
+            order[use.line] = max(order.get(use.line, 0.0), share)
+    for op in run.bad_ops:
+        if op.line and (op.dtype in _HALF or any(o.dtype in _HALF for o in op.inputs)):
+            order[op.line] = max(order.get(op.line, 0.0), _lost_by(op))
+    if run.outcome.uses_half_model:
+        order.setdefault("fp32_params", 0.0)
+    if any({"fp16", "bf16"} & {*a.state_dtypes.split("+")} for a in run.steps):
+        order.setdefault("fp32_state", 0.0)
+    return sorted(order, key=order.__getitem__, reverse=True)  # else as they were seen first
+
+
+def lost(site: HalfSite) -> float:
+    """How much of what a site was given is gone behind it, from 0 to 1; what rounding alone takes
+    is nothing."""
+    if not site.elements:
+        return 0.0
+    gone = (site.zeroed + site.infinite) / site.elements
+    fell = site.merged / site.distinct if site.whole and site.distinct else 0.0
+    moved = site.changed / site.elements if site.whole else 0.0
+    return min(max(gone, fell, moved), 1.0)
+
+
+def _lost_by(op: BadOp) -> float:
+    if op.kind == "nonfinite":
+        return 1.0 if op.fp32_finite else 0.0
+    return min(op.error or 0.0, 1.0)
+
+
+def _part(site: HalfSite) -> str:
+    if site.kind in ("module", "made", "cast", "loaded", "state"):
+        return _PARTS.get(site.role, "")
+    return ""
+
+
+def lift(chosen: Iterable[str]) -> Control:
+    """The control that lifts these of :func:`candidates`."""
+    wanted = list(chosen)
+    parts = [name for name in wanted if name in LIFTS]
+    lines = tuple(name for name in wanted if name not in LIFTS)
+    return Control.of(*parts, fp32_lines=lines) if lines else Control.of(*parts)
+
+
+def lifted(control: str) -> tuple[str, ...]:
+    """What of :func:`candidates` a control lifts, and modules; nothing where it changes more."""
+    parts = Control(control).parts
+    if not parts or not {part.name for part in parts} <= LIFTS:
+        return ()
+    return tuple(v for part in parts for v in (part.values if part.value else (part.name,)))
+
+
+def smallest_lift(evidence: Evidence) -> str | None:
+    """Of the runs with something lifted the one that lifts least and in which what is wrong with
+    the script is gone; None where none is. Only where the fp32 control trains and the baseline
+    does not."""
+    if not can_be_lifted(evidence):
+        return None
+    healed = [
+        name
+        for name, run in evidence.runs.items()
+        if lifted(name) and not run.outcome.is_out_of_memory and heals(run, evidence) is not False
+    ]
+    return min(healed, key=lambda name: len(lifted(name)), default=None)
+
+
+def can_be_lifted(evidence: Evidence) -> bool:
+    """Whether lifting can show anything: something is wrong that the fp32 control does not have."""
+    return bool(evidence.fp32 and evidence.symptoms and not evidence.fp32_fails)
+
+
+def sites_of(run: RunView, control: str) -> Sequence[HalfSite]:
+    """The sites that ``control`` lifts, those first that lose most."""
+    names = {*lifted(control)}
+    found = [s for s in run.sites if s.line in names or _part(s) in names]
+    return sorted(found, key=lost, reverse=True)
