@@ -354,14 +354,17 @@ DIGEST_ROLES = (
     "start", "input", "op", "activation", "backward_op", "gradient", "weight", "state", "buffer",
 )  # fmt: skip
 
+LINE_ROLE = "line"  # of a diagnosis: what lines of the script computed first, ``names`` are ops
+
 
 @dataclass(frozen=True, slots=True)
 class Digests:
     """What the tensors of one role held at one step, in the order in which they were seen: a
     line of each tuple is one tensor. Only of runs that are made to be compared.
 
-    ``role``: one of :data:`DIGEST_ROLES`. start: weights and buffers at a model's first call;
-    weight, state and buffer: after the step. ``names`` are dotted paths, of ops that of the module.
+    ``role``: one of :data:`DIGEST_ROLES`, or :data:`LINE_ROLE`. start: weights and buffers at a
+    model's first call; weight, state and buffer: after the step. ``names`` are dotted paths, of ops
+    that of the module.
     """
 
     step: int

@@ -2,9 +2,9 @@
 
 A *site* is a place where numbers become half (:class:`~ampscope.observations.HalfSite`). Lifting
 one leaves all other rounding of the script as it is: a line's torch calls, and what it makes or
-loads, in fp32; or parameters; or an optimizer's state. Those come first that were seen to lose what their
-input had: numbers that became zero or infinite or fell onto one another, sums that stand still,
-results far from fp32's of the same inputs. No cause is known here by name.
+loads, in fp32; or parameters; or an optimizer's state. Those come first that were seen to lose what
+their input had: numbers that became zero or infinite or fell onto one another, sums that stand
+still, results far from fp32's of the same inputs. No cause is known here by name.
 
     candidates(run)            ["prepare.py:15", "train.py:41", "fp32_params"]
     lift(["prepare.py:15"])    "fp32_lines:prepare.py:15"
@@ -12,7 +12,11 @@ results far from fp32's of the same inputs. No cause is known here by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.healing import heals
@@ -23,11 +27,15 @@ from ampscope.observations import BadOp, HalfSite
 LIFTS = frozenset({"fp32_lines", "fp32_modules", "fp32_params", "fp32_state"})  # of Control's names
 _PARTS = {"weights": "fp32_params", "moments": "fp32_state"}  # role -> what lifts all of them
 _HALF = ("fp16", "bf16")
+# A relative distance. bf16 rounds to 0.002; healthy chains of a hundred ops stay below 0.05.
+MATERIAL = 0.1
+PARTED = 0.9  # the suspicion of the first line that parts; a site that loses everything is at 1
 
 
-def candidates(run: RunView) -> list[str]:
+def candidates(run: RunView, control: RunView | None = None) -> list[str]:
     """What can be lifted of a baseline run, most suspicious first: lines ("train.py:41"), and
-    ``fp32_params`` or ``fp32_state`` where it has parameters or moments in half."""
+    ``fp32_params`` or ``fp32_state`` where it has parameters or moments in half. ``control``: the
+    fp32 control; the lines at which the numbers of both part first are the more suspicious."""
     order: dict[str, float] = {}
     for site in run.sites:
         if site.line:
@@ -38,6 +46,8 @@ def candidates(run: RunView) -> list[str]:
         if not use.backward and use.makes in _HALF and use.line:
             share = use.lost / use.cast if use.cast else 0.0
             order[use.line] = max(order.get(use.line, 0.0), share)
+    for place, line in enumerate(parted(run, control) if control is not None else ()):
+        order[line] = max(order.get(line, 0.0), PARTED / (1 + place))
     for op in run.bad_ops:
         if op.line and (op.dtype in _HALF or any(o.dtype in _HALF for o in op.inputs)):
             order[op.line] = max(order.get(op.line, 0.0), _lost_by(op))
@@ -46,6 +56,44 @@ def candidates(run: RunView) -> list[str]:
     if any({"fp16", "bf16"} & {*a.state_dtypes.split("+")} for a in run.steps):
         order.setdefault("fp32_state", 0.0)
     return sorted(order, key=order.__getitem__, reverse=True)  # else as they were seen first
+
+
+def parted(run: RunView, control: RunView) -> list[str]:
+    """The lines whose results differ from the control's by more than rounding gives
+    (:data:`MATERIAL`), in the order in which they ran: before the training, and in the first
+    step, to which both come with the same weights."""
+    other = dict(_held(control))
+    found: dict[str, None] = {}
+    for key, (norm, sketch) in _held(run):
+        if key in other and key[0] not in found:
+            reference, its_sketch = other[key]
+            apart = math.dist(sketch, its_sketch) if len(sketch) == len(its_sketch) else math.inf
+            if apart > MATERIAL * max(norm, reference):
+                found[key[0]] = None
+    return list(found)
+
+
+_Result = tuple[tuple[str, str, int], tuple[float, tuple[float, ...]]]
+
+
+def _held(run: RunView) -> Iterator[_Result]:
+    """Line, op and which of its calls; norm and sketch of what it made."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for record in run.line_digests:
+        for op, line, norm, sketch in zip(
+            record.names, record.lines, record.norms, record.sketches, strict=False
+        ):
+            seen[line, op] += 1
+            yield (line, op, seen[line, op]), (norm, unpacked(sketch))
+
+
+def unpacked(sketch: str) -> tuple[float, ...]:
+    """The sums of a stored sketch; none of a damaged one."""
+    try:
+        packed = base64.b64decode(sketch, validate=True)
+        return struct.unpack(f"<{len(packed) // 8}d", packed)
+    except (ValueError, struct.error):  # of an imported run
+        return ()
 
 
 def lost(site: HalfSite) -> float:

@@ -31,6 +31,8 @@ class RunView:
         self.line_uses = [o for o in observations if isinstance(o, obs.LineUse)]
         self.sites = [o for o in observations if isinstance(o, obs.HalfSite)]
         self.printed = [o for o in observations if isinstance(o, obs.Printed)]
+        digests = [o for o in observations if isinstance(o, obs.Digests)]
+        self.line_digests = [d for d in digests if d.role == obs.LINE_ROLE]
         self.taps = [o for o in observations if isinstance(o, obs.Tap)]
         self.kernels = [o for o in observations if isinstance(o, obs.Kernel)]
         self.sources = [o for o in observations if isinstance(o, obs.SourceText)]

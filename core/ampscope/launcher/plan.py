@@ -362,7 +362,7 @@ class DiagnosisPlan:
                 return False  # which says nothing of the sites
             return heals(view, self.evidence) is not False
 
-        names = candidates(self.views[BASELINE])
+        names = candidates(self.views[BASELINE], self.views["fp32"])
         return smallest_set(names, heal, MAX_LIFTS, likely_first=True) is not None
 
     def try_fixes(self, finding: Finding) -> None:

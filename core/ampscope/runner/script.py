@@ -27,6 +27,7 @@ import torch
 from ampscope import extensions
 from ampscope.capture.script.dtype_ledger import shifted_seeds
 from ampscope.capture.script.op_uses import fixed_sentence
+from ampscope.capture.script.run_digests import LineDigests
 from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.control import BASELINE, TAPS, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
@@ -325,6 +326,8 @@ class _Run:
         self.recorder = recorder(self.folder, spec.cadence, self._step, skip_to, op_step)
         if isinstance(self.recorder, CompiledRecorder):
             self.recorder.has_taps = TAPS in Control(spec.control).names
+        if spec.control in (BASELINE, "fp32") and op_step is None:
+            self.recorder.line_digests = LineDigests(self.recorder.watch.place)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(
             self.recorder.lines,
@@ -524,6 +527,7 @@ class _Run:
         failures = [recorder.failures, recorder.steps.failures]
         failures += recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures
         failures += [] if recorder.digests is None else [recorder.digests.failures]
+        failures += [] if recorder.line_digests is None else [recorder.line_digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
         watch = recorder.watch
         unseen = recorder.skip.note, recorder.window.note, watch.sleep_note, watch.graph_note

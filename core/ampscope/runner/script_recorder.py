@@ -28,7 +28,7 @@ from ampscope.capture.script.module_paths import ModulePaths, unwrapped
 from ampscope.capture.script.op_precision import OpPrecision
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
-from ampscope.capture.script.run_digests import RunDigests
+from ampscope.capture.script.run_digests import LineDigests, RunDigests
 from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
 from ampscope.capture.script.script_scans import ScriptScans, inputs_call
 from ampscope.capture.tensors import (
@@ -105,6 +105,7 @@ class ScriptRecorder:
         self.requests = HalfRequests(self.lines)
         self._traces = cadence.trace > 0
         self._line_uses = LineUses(self.watch.place)
+        self.line_digests: LineDigests | None = None
         self.errors = RaisedErrors(self.lines, self.steps)
         self.log = CallLog(calls, watch, self.steps, self.errors.raised)
         self.scans = ScriptScans(self.steps)
@@ -199,6 +200,7 @@ class ScriptRecorder:
             *self.requests.records(),
             *STATED,
             *([] if self.digests is None else self.digests.records()),
+            *([] if self.line_digests is None else self.line_digests.records()),
             *([] if self.digests is None else self.ledger.records()),
             outcome,
         ]
@@ -210,6 +212,12 @@ class ScriptRecorder:
             return
         if self.digests is not None and not self.watch.in_optimizer:
             self.digests.after_op(func, args, kwargs, out)
+        if self.line_digests is not None and not self.watch.in_optimizer:
+            first = self.steps.count == self.skip.recorded_from or self.window.holds(
+                self.steps.count, 1
+            )
+            if first:
+                self.line_digests.after_op(func, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
             steps = self.steps.count - self.skip.recorded_from

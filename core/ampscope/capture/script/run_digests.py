@@ -21,6 +21,7 @@ import base64
 import functools
 import struct
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -45,13 +46,15 @@ from ampscope.capture.user_objects import (
     state_of,
 )
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import DIGEST_ROLES, Digests
+from ampscope.observations import DIGEST_ROLES, LINE_ROLE, Digests
+from ampscope.source_lines import line_name
 
 BUCKETS = 16  # the distance is right to sqrt(2 / 16), a third
 BLOCK = 1 << 18  # elements at a time: 2 MiB of signs, 2 MiB of bits
 MOST_TENSORS = 60_000  # 15 MB of records
 MOST_OPS = 6_000
 MOST_OUTPUTS = 4  # of one module
+MOST_OF_LINES, MOST_OF_A_LINE = 2_000, 4  # results: in all, and of one op of one line
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Ops that hand numbers on as they are, or memory that holds none yet.
 _NO_RESULT = frozenset({
@@ -59,6 +62,7 @@ _NO_RESULT = frozenset({
     "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze",
     "squeeze", "lift_fresh", "view_as_real",
 })  # fmt: skip
+_CASTS = frozenset({"_to_copy", "copy_"})
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, as in splitmix64
 
@@ -327,6 +331,42 @@ class _Looking(AbstractContextManager[None]):
         for part in reversed(self._parts[1:]):
             part.__exit__(*error)
         return self._parts[0].__exit__(*error)
+
+
+class LineDigests:
+    """Digests of what the script's lines computed before the training, and forward in the first
+    step that is looked at in full: where a run and its control part.
+
+    ``place`` says where the op that has just run belongs, ("", 0) for nowhere.
+    """
+
+    def __init__(self, place: Callable[[], tuple[str, int]]) -> None:
+        self.failures = Failures()
+        self._time = OwnTime(self.failures)
+        self._place = place
+        self._row = _Row(LINE_ROLE)
+        self._seen: Counter[tuple[tuple[str, int], str]] = Counter()
+
+    def after_op(self, func: Any, out: Any) -> None:
+        """An op below autocast has run. Casts are left out, of which a control makes others."""
+        op = str(func._opname)
+        if len(self._row.names) >= MOST_OF_LINES or op in _NO_RESULT or op in _CASTS:
+            return
+        if torch._C._current_autograd_node() is not None:
+            return
+        made = [t for t in tensors(out, None) if t.is_floating_point()][:1]
+        place = self._place()
+        if not made or not place[0] or self._seen[place, op] >= MOST_OF_A_LINE:
+            return
+        with _Looking(self._time.spent("the digests of lines")):
+            if (found := digest(made[0])) is not None:
+                self._seen[place, op] += 1
+                self._row.add(op, found)
+                self._row.lines.append(line_name(place))
+
+    def records(self) -> list[Digests]:
+        """One record, of all that was seen."""
+        return [self._row.record(0, 1.0)] if self._row.names else []
 
 
 class _Row:
