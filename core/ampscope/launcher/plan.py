@@ -354,7 +354,8 @@ class DiagnosisPlan:
         has none; whether some were found."""
         if not can_be_lifted(self.evidence) or not self.runs.can_apply(lift(["train.py:1"])):
             return False
-        deadline = time.monotonic() + MAX_SEARCH_S
+        took = self.views[BASELINE].outcome.elapsed_s
+        deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_LIFTS * took)
 
         def heal(names: tuple[str, ...]) -> bool:
             view = self.control_until(deadline, lift(names))
