@@ -13,7 +13,13 @@ from ampscope.analysis.compiled_runs import (
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import COMPILED
-from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, ParameterGradient
+from ampscope.observations import (
+    COMPILED_FRAMES,
+    COMPILED_NOTE,
+    HalfSite,
+    OpUse,
+    ParameterGradient,
+)
 from tests.helpers.evidence_making import (
     BACKWARD,
     DIRECT_STEP,
@@ -45,6 +51,21 @@ CLIP = replace(ZERO, name="clip", subject="", value=38825.0, scaled=True, note="
 GRAD = replace(ZERO, name="grad", subject="", scaled=True, create_graph=True)
 LOAD = replace(ZERO, name="load", subject="", note="without scaler state", line="train.py:73")
 RNN_LIKE_GROWTH = [10.0**n for n in range(20)]  # each loss ten times the one before
+
+
+TABLE = HalfSite(
+    "cast", "train.py:7", "Tensor.half", "fp16", "data", prepares=True, calls=1, elements=4096,
+    changed=4000, whole=False, largest=9131.0, error=0.3,
+)  # fmt: skip
+
+
+def rounded_table() -> Evidence:
+    """The loss stays where it is, and with one line's cast lifted it comes down as in fp32."""
+    lifted = "fp32_lines:train.py:7"
+    return evidence(
+        run(steps(FLAT, **WITHOUT_SCALER), TABLE),
+        **{lifted: run(steps(**WITHOUT_SCALER), control=lifted)},
+    )
 
 
 def raised(kind: str, text: str) -> Evidence:
@@ -210,6 +231,7 @@ OF_RUNS = {
     "bad_input_data": bad_batch,
     "not_amp_divergence": diverging,
     "bad_initial_state": bad_weights,
+    "harmful_rounding": rounded_table,
 }  # fmt: skip
 OF_COMPILERS = {
     "compiler_precision": lambda: compiled_apart(COMPILED, EAGER_RANDOM),

@@ -122,3 +122,26 @@ def test_no_set_is_run_twice() -> None:
     ask, asked = _counting(lambda paths: needed <= set(paths))
     smallest_set(names, ask, UNBOUNDED)
     assert len(asked) == len(set(asked))
+
+
+@settings(max_examples=150)
+@given(one_minimal_set())
+def test_the_likeliest_are_tried_first(case: tuple[list[str], set[str]]) -> None:
+    names, needed = case
+    ask, asked = _counting(lambda paths: needed <= set(paths))
+    found = smallest_set(names, ask, UNBOUNDED, likely_first=True)
+    assert found == tuple(n for n in names if n in needed)
+    assert asked[0] == (names[0],)
+    assert needed != {names[0]} or len(asked) == 1
+
+
+@settings(max_examples=60)
+@given(st.integers(3, 64), st.integers(0, 3))
+def test_a_culprit_among_the_first_few_costs_few_runs(count: int, place: int) -> None:
+    """Six runs, of which the first tries one name and the second all of them."""
+    names = _names(count)
+    culprit = names[min(place, count - 1)]
+    found = smallest_set(names, lambda paths: culprit in paths, 6, likely_first=True)
+    assert found is not None
+    assert culprit in found
+    assert len(found) <= 4

@@ -52,6 +52,7 @@ EXPECTED = {
     "bad_input_data": (None, None, "forward", 7, "", "fix_data"),
     "not_amp_divergence": (None, None, None, 20, "", "lower_lr"),
     "bad_initial_state": ("classifier", None, None, 0, "", "fix_init"),
+    "harmful_rounding": (None, "Tensor.half", None, 0, "train.py:7", "drop_cast"),
     "compiler_precision": (None, None, None, 0, "train.py:7", "emulate_casts"),
     "compiler_kernel": (None, None, None, 0, "train.py:7", "change_backend"),
     "graph_semantics": (None, None, None, 0, "train.py:7", "no_compile"),
