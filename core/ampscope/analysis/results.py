@@ -25,6 +25,7 @@ LEFT_SHARE, COURSE_SHARE = 0.3, 0.05
 LEFT_APART, COURSE_APART = 0.6, 0.3  # of two runs that do not begin alike
 SURE = 3.0  # standard errors
 MIN_COURSE = 5  # values that show in which direction a number moves
+MIN_SCATTER = 4  # values that show how far they scatter
 MOVES = 0.8  # rank correlation with the order
 LEARNS_SHARE = 0.03  # of its first loss: what a control must have gained to show what is better
 LOST_RATE, SPENT_RATE = 0.01, 1e-3  # of the control's learning rate, of its highest
@@ -150,17 +151,17 @@ def _is_beyond(
     least = (LEFT_APART, COURSE_APART) if apart else (LEFT_SHARE, COURSE_SHARE)
     if left <= least[0] or course <= least[1]:
         return False
-    behind = [better * (b - a) for a, b in zip(_tail(own), _tail(reference), strict=True)]
-    if len(behind) < 3:
-        return True
-    error = max(statistics.stdev(behind), _scatter(reference)) / math.sqrt(len(behind))
-    return statistics.fmean(behind) > SURE * error
+    behind = [better * (b - a) for a, b in zip(own, reference, strict=True)]
+    error = _scatter(behind) / math.sqrt(len(_tail(behind)))
+    return _end(behind) > SURE * error
 
 
 def _scatter(values: Sequence[float]) -> float:
-    """Of the last values around their own course."""
-    steps = [b - a for a, b in pairwise(_tail(values))]
-    return statistics.stdev(steps) / math.sqrt(2) if len(steps) > 1 else 0.0
+    """Of the later half around its own course; 0 of too few to show it."""
+    later = values[-max(MIN_SCATTER, len(values) // 2) :]
+    steps = [b - a for a, b in pairwise(later)]
+    is_known = len(later) >= MIN_SCATTER and all(map(math.isfinite, steps))
+    return statistics.stdev(steps) / math.sqrt(2) if is_known else 0.0
 
 
 def shares(
