@@ -26,6 +26,7 @@ LEFT_APART, COURSE_APART = 0.6, 0.3  # of two runs that do not begin alike
 SURE = 3.0  # standard errors
 MIN_COURSE = 5  # values that show in which direction a number moves
 MIN_SCATTER = 4  # values that show how far they scatter
+OF_A_MEDIAN = 1.48  # standard deviations of normal numbers in their median distance
 MOVES = 0.8  # rank correlation with the order
 LEARNS_SHARE = 0.03  # of its first loss: what a control must have gained to show what is better
 LOST_RATE, SPENT_RATE = 0.01, 1e-3  # of the control's learning rate, of its highest
@@ -157,11 +158,14 @@ def _is_beyond(
 
 
 def _scatter(values: Sequence[float]) -> float:
-    """Of the later half around its own course; 0 of too few to show it."""
+    """Of the later half around its own course, as a standard deviation that one jump does not
+    move; 0 of too few to show it."""
     later = values[-max(MIN_SCATTER, len(values) // 2) :]
     steps = [b - a for a, b in pairwise(later)]
-    is_known = len(later) >= MIN_SCATTER and all(map(math.isfinite, steps))
-    return statistics.stdev(steps) / math.sqrt(2) if is_known else 0.0
+    if len(later) < MIN_SCATTER or not all(map(math.isfinite, steps)):
+        return 0.0
+    usual = statistics.median(steps)
+    return OF_A_MEDIAN * statistics.median(abs(s - usual) for s in steps) / math.sqrt(2)
 
 
 def shares(
