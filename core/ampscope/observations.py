@@ -302,7 +302,7 @@ class Printed:
 
     words: str  # "test error", the text before the number without other numbers
     values: tuple[float, ...]
-    lines: tuple[int, ...]  # which of the script's lines of output each stood in, from 0
+    rows: tuple[int, ...]  # which of the script's lines of output each stood in, from 0
     ended: bool = True  # False: the output goes on behind what was kept
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from ampscope.analysis.control_losses import divergence
 from ampscope.analysis.half_tensors import KEPT, kept_motion, least_moved
 from ampscope.analysis.repeatability import difference
+from ampscope.analysis.results import worse_results
 from ampscope.analysis.run_view import TAIL_SHARE, RunView
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
@@ -53,6 +54,7 @@ class Symptom(StrEnum):
     DIVERGED = "the loss grows without bound, or ends far above its start"
     ENDED = "the script ends itself before its fp32 control does"
     DROPPED = "batches are dropped that fp32 trains on"
+    RESULTS = "what the script reports is worse than in fp32"
 
 
 def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
@@ -77,6 +79,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
             Symptom.FROZEN: is_frozen(run, fp32),
             Symptom.ENDED: ends_early(run, fp32),
             Symptom.DROPPED: drops_batches(run, fp32),
+            Symptom.RESULTS: worse_results(run, fp32),
         }
     return frozenset(symptom for symptom, is_there in seen.items() if is_there)
 

@@ -292,8 +292,8 @@ def run_script(asked: ScriptOptions, fix: str) -> None:
                 result = runs.pass_through(run_id, sys.stdout.buffer, sys.stderr.buffer)
     except KeyboardInterrupt:
         raise Cancelled(CANCELLED) from None
-    info, last = result.info, result.observations[-1] if result.observations else None
-    outcome = last if isinstance(last, Outcome) else Outcome(ended="killed")
+    info, seen = result.info, (o for o in result.observations if isinstance(o, Outcome))
+    outcome = next(seen, Outcome(ended="killed"))
     done = max(info.steps_done, outcome.steps)  # a run that was killed may lack its last row
     steps_done = f"{done} optimizer step{'s' if done != 1 else ''}"
     said = [f"Run {info.id}: {info.state}, {steps_done}.", info.message, *outcome.notes]

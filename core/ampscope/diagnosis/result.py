@@ -10,6 +10,7 @@ from ampscope.analysis.gradient_loss import WRONG, gradient_error
 from ampscope.analysis.lead import Lead, lead
 from ampscope.analysis.precision_use import MIN_COMPARED, PrecisionUse, precision_use
 from ampscope.analysis.repeatability import difference, draws_otherwise
+from ampscope.analysis.results import MOST_TOLD, ComparedResult, worse_results
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import hand_scale_facts, scale_facts, static_scale
 from ampscope.analysis.symptoms import Symptom, symptoms_of_control
@@ -92,6 +93,14 @@ class DiagnosisResult:
     rules: str = ""  # the version of the rules that drew a stored conclusion; "" of today's
     rank: int | None = None  # that was judged; None of a script that trains in one process
     compiled: tuple[CompiledRun, ...] = ()  # beside the eager one, in the order that was made
+    results: tuple[ComparedResult, ...] = ()  # that the script reports, and fp32's are better
+
+    @property
+    def symptom_words(self) -> tuple[str, ...]:
+        """The baseline run's symptoms, with the numbers that the script reports."""
+        told = "; ".join(one.text for one in self.results)
+        seen = self.diagnosis.symptoms
+        return tuple(f"{s}: {told}" if s == Symptom.RESULTS and told else s for s in seen)
 
     @property
     def so_far(self) -> str:
@@ -136,7 +145,7 @@ class DiagnosisResult:
             return self.could_not_run
         if self.diagnosis.undecided:
             return self.diagnosis.undecided
-        seen = "; ".join(self.diagnosis.symptoms)
+        seen = "; ".join(self.symptom_words)
         text = f"Undetermined: {seen}. No rule has enough evidence to name the cause."
         return f"{text} {clue(self.lead)}"
 
@@ -182,11 +191,17 @@ def report_of(
         lead=None if diagnosis.findings else lead(views[BASELINE], views.get("fp32")),
         precision=precision_use(views[BASELINE], views.get("fp32")),
         rank=outcome.rank if outcome.ranks > 1 else None,
+        results=_worse_results(views),
         compiled=tuple(
             CompiledRun(arm.control, arm.through, arm.words)
             for arm in (arms(views) if COMPILED in views else ())
         ),
     )
+
+
+def _worse_results(views: Mapping[str, RunView]) -> tuple[ComparedResult, ...]:
+    fp32 = views.get("fp32")
+    return () if fp32 is None else tuple(worse_results(views[BASELINE], fp32)[:MOST_TOLD])
 
 
 def partial_note(fixes_run: tuple[int, int] | None) -> str:

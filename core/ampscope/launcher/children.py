@@ -273,6 +273,12 @@ class HeldTraceback:
         self._held = self._held[length:]
 
 
+def head(path: Path, size: int) -> bytes:
+    """The first ``size`` bytes of ``path``."""
+    with path.open("rb") as handle:
+        return handle.read(size)
+
+
 def tail(path: Path, size: int) -> str:
     """The last ``size`` bytes of ``path``; "" when there is none."""
     if not path.exists():

@@ -24,6 +24,7 @@ import click
 
 from ampscope import extensions
 from ampscope.analysis.precision_use import wants_cuda
+from ampscope.analysis.printed_numbers import printed_numbers
 from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE
 from ampscope.errors import AmpscopeError, BadInput, StoreError
@@ -36,6 +37,7 @@ from ampscope.launcher.children import (
     close_if_open,
     end_of,
     ends_with_us,
+    head,
     last_words,
     started,
     tail,
@@ -49,11 +51,13 @@ from ampscope.runner.private_copy import claimed
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.put_back import PutBack, put_back, sentence
 from ampscope.runner.script_ending import hard_limit_s
+from ampscope.secret_names import is_secret
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, new_run_id
 from ampscope.story.document import visible
 
 MAX_OUTPUT = 20_000
+MAX_READ_OUTPUT = 4_000_000  # bytes whose numbers are read
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
 LOOKED_EVERY_S = 2.0  # at what a run says of itself
 ENDS_WITHIN_S = 120.0  # the fork server, that may still load torch
@@ -271,6 +275,7 @@ class ScriptRuns:
         last = said + tail(self._file(run_id, "err"), MAX_OUTPUT)
         sentence = last_words(self._answer(run_id), last)
         close_if_open(self.store, run_id, State.FAILED, sentence)
+        self._keep_printed(run_id)
         self._open.discard(run_id)
         self._end_view(run_id)
         forget(run_id)
@@ -278,6 +283,17 @@ class ScriptRuns:
             info = reader.run(run_id)
             observations = tuple(reader.observations(run_id))
         return ScriptRun(info, observations, said)
+
+    def _keep_printed(self, run_id: str) -> None:
+        """Record the numbers that the script printed, but what its words call a secret."""
+        read = {self._file(run_id, name) for name in ("out", "err")}
+        said = [head(path, MAX_READ_OUTPUT) for path in sorted(read) if path.exists()]
+        is_whole = all(len(part) < MAX_READ_OUTPUT for part in said)
+        text = "\n".join(part.decode(errors="replace") for part in said)
+        found = [p for p in printed_numbers(text, ended=is_whole) if not is_secret(p.words)]
+        if found:
+            with contextlib.closing(RunWriter(self.store, run_id)) as writer:
+                writer.add_observations(found, behind=True)
 
     def _answer(self, run_id: str) -> str:
         """What became of a run's process."""

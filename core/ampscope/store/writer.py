@@ -154,12 +154,16 @@ class RunWriter(RunRow):
         """Parameters whose gradients held NaN or Inf."""
         self._pending += rows.of_records("nonfinite", self.run_id, found)
 
-    def add_observations(self, observations: Iterable[Observation]) -> None:
-        """Observations of a script, numbered in the given order."""
+    def add_observations(
+        self, observations: Iterable[Observation], *, behind: bool = False
+    ) -> None:
+        """Observations of a script, numbered in the given order: over those that were there, or
+        ``behind`` them."""
         hide_environment()
         for seq, observation in enumerate(observations):
             kind, data = encode_observation(observation)
-            key = {"run": self.run_id, "seq": seq}
+            number = self._next_number("observation") if behind else seq
+            key = {"run": self.run_id, "seq": number}
             self._pending.append(rows.of_row("observation", **key, kind=kind, data=data))
 
     def flush_if_due(self) -> None:

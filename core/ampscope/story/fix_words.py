@@ -342,7 +342,7 @@ def symptoms_seen(report: DiagnosisResult, word: str) -> str:
     run = report.runs.get(word)
     raised = _said(run) if run is not None and run.message else str(Symptom.EXCEPTION)
     of_control = report.control_symptoms.get(word, ())
-    found = report.diagnosis.symptoms if word == BASELINE else of_control
+    found = report.symptom_words if word == BASELINE else of_control
     return "; ".join(raised if s == Symptom.EXCEPTION else s for s in found)
 
 

@@ -72,7 +72,7 @@ def _where(finding: Finding) -> str:
 
 
 def _undetermined(report: DiagnosisResult) -> str:
-    return f"Undetermined: {'; '.join(report.diagnosis.symptoms)}."
+    return f"Undetermined: {'; '.join(report.symptom_words)}."
 
 
 def no_fault(report: DiagnosisResult) -> str:

@@ -1,0 +1,211 @@
+"""What a script reports of its training, beside what its fp32 control reports: the numbers that it
+printed (:mod:`ampscope.analysis.printed_numbers`), aligned by their words and order, and the
+learning rate that it ended with.
+
+Two numbers are compared by what is left: an error of 0.24 against one of 0.014 is worse, though
+both came down by more than nine tenths of the way.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ampscope.analysis.repeatability import difference
+from ampscope.analysis.run_view import TAIL_SHARE, RunView
+
+LESS, MORE, UNKNOWN = -1, 1, 0  # which is better
+MOST_TOLD = 3
+# Shares that a difference must exceed, see :func:`_is_beyond`.
+LEFT_SHARE, COURSE_SHARE = 0.3, 0.05
+LEFT_APART, COURSE_APART = 0.6, 0.3  # of two runs that do not begin alike
+SURE = 3.0  # standard errors
+MIN_COURSE = 5  # values that show in which direction a number moves
+MIN_SCATTER = 4  # values that show how far they scatter
+OF_A_MEDIAN = 1.48  # standard deviations of normal numbers in their median distance
+MOVES = 0.8  # rank correlation with the order
+LEARNS_SHARE = 0.03  # of its first loss: what a control must have gained to show what is better
+LOST_RATE, SPENT_RATE = 0.01, 1e-3  # of the control's learning rate, of its highest
+
+_LESS = {
+    "loss", "losses", "error", "err", "errors", "mse", "rmse", "mae", "mape", "nll", "ppl", "bce",
+    "perplexity", "wer", "cer", "eer", "fid", "residual", "residuals", "lpips", "bpd", "bpc", "ce",
+    "xent", "regret", "rmsd", "chamfer", "epe", "brier", "ece",
+}  # fmt: skip
+_MORE = {
+    "acc", "accuracy", "f1", "auc", "auroc", "auprc", "map", "iou", "miou", "dice", "psnr", "ssim",
+    "r2", "recall", "precision", "reward", "rewards", "return", "returns", "success", "bleu", "mrr",
+    "rouge", "ndcg", "hits", "top", "top1", "top5", "correct", "kappa", "mcc", "pearson", "win",
+    "spearman", "snr", "sdr", "accuracies",
+}  # fmt: skip
+_PERCENT = {"acc", "accuracy", "accuracies", "f1", "recall", "precision", "top", "map", "miou"}
+# No result, whatever stands beside it.
+_NONE = {
+    "lr", "rate", "rates", "step", "steps", "epoch", "epochs", "iter", "iters", "iteration", "it",
+    "iterations", "batch", "batches", "seed", "scale", "scales", "scaler", "params", "parameters",
+    "trainable", "norm", "gnorm", "grad", "grads", "gradient", "gradients", "momentum", "decay",
+    "wd", "temperature", "tau", "alpha", "beta", "eps", "epsilon", "size", "samples", "tokens",
+    "count", "total", "support", "updates", "skipped", "skips", "weight", "weights", "dim", "bad",
+    "width", "depth", "layers", "bits", "rank", "world", "fold", "round", "time", "max", "min",
+    "std", "var", "ratio", "update", "scatter",
+}  # fmt: skip
+_PARTS = re.compile(r"[a-z]+\d*|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedResult:
+    """Where a number that a script reports ended, in a run and in its control."""
+
+    words: str  # "val acc"
+    own: float
+    reference: float
+    better: int  # LESS, MORE or UNKNOWN
+    beyond: bool  # the run's is worse by more than chance
+
+    @property
+    def text(self) -> str:
+        """As a sentence tells it."""
+        return f"{self.words} {self.own:.4g}, {self.reference:.4g} in fp32"
+
+
+def worse_results(run: RunView, control: RunView) -> list[ComparedResult]:
+    """What the script reports of ``run`` that is worse than its control's by more than chance, what
+    differs most first."""
+    found = [one for one in compared_results(run, control) if one.beyond]
+    return sorted(found, key=_distance, reverse=True)
+
+
+def _distance(one: ComparedResult) -> float:
+    if not math.isfinite(one.own):
+        return math.inf
+    return abs(one.own - one.reference) / max(abs(one.own), abs(one.reference), 1e-300)
+
+
+def compared_results(run: RunView, control: RunView) -> list[ComparedResult]:
+    """All numbers that both runs printed behind the same words and that may be results; and the
+    learning rate, where the run has lost it."""
+    known = {printed.words: printed.values for printed in control.printed}
+    apart = bool(difference(run, control))
+    learns = _learns(control)
+    found = []
+    for printed in run.printed:
+        count = min(len(printed.values), len(known.get(printed.words, ())))
+        parts = set(_PARTS.findall(printed.words))
+        if not count or parts & _NONE or not parts:
+            continue
+        own, reference = printed.values[:count], known[printed.words][:count]
+        better = _better(parts, reference if learns else ())
+        ends = _end(own), _end(reference)
+        beyond = _is_beyond(own, reference, better, parts, apart=apart)
+        found.append(ComparedResult(printed.words, *ends, better, beyond))
+    return found + _learning_rate(run, control)
+
+
+def _better(parts: set[str], course: Sequence[float]) -> int:
+    """Which numbers are the better ones: those to which the control's move while it learns, where
+    what the field calls so does not say otherwise."""
+    named = LESS if parts & _LESS else MORE if parts & _MORE else UNKNOWN
+    moved = _moves(course)
+    return UNKNOWN if moved == -named else named or moved
+
+
+def _moves(values: Sequence[float]) -> int:
+    """MORE or LESS, where numbers rise or fall from first to last."""
+    if len(values) < MIN_COURSE or not all(map(math.isfinite, values)):
+        return UNKNOWN
+    if len(set(values)) < MIN_COURSE:
+        return UNKNOWN
+    places = [sorted(values).index(value) for value in values]
+    rank = statistics.correlation(places, range(len(places)))
+    return (MORE if rank > 0 else LESS) if abs(rank) >= MOVES else UNKNOWN
+
+
+def _learns(control: RunView) -> bool:
+    head, tail = control.head_loss, control.tail_of(None)
+    if head is None or tail is None or not math.isfinite(tail):
+        return False
+    return head - tail > LEARNS_SHARE * abs(head)
+
+
+def _tail(values: Sequence[float]) -> Sequence[float]:
+    return values[-max(1, int(len(values) * TAIL_SHARE)) :]
+
+
+def _end(values: Sequence[float]) -> float:
+    return statistics.fmean(_tail(values))
+
+
+def _is_beyond(
+    own: Sequence[float], reference: Sequence[float], better: int, parts: set[str], *, apart: bool
+) -> bool:
+    """Whether ``own`` ends worse than chance makes it."""
+    ends = _end(own), _end(reference)
+    if better == UNKNOWN or not math.isfinite(ends[1]):
+        return False
+    if not math.isfinite(ends[0]):
+        return not math.isfinite(own[-1])
+    left, course = shares(own, reference, better, in_percent=bool(parts & _PERCENT))
+    least = (LEFT_APART, COURSE_APART) if apart else (LEFT_SHARE, COURSE_SHARE)
+    if left <= least[0] or course <= least[1]:
+        return False
+    behind = [better * (b - a) for a, b in zip(own, reference, strict=True)]
+    error = _scatter(behind) / math.sqrt(len(_tail(behind)))
+    return _end(behind) > SURE * error
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Of the later half around its own course, as a standard deviation that one jump does not
+    move; 0 of too few to show it."""
+    later = values[-max(MIN_SCATTER, len(values) // 2) :]
+    steps = [b - a for a, b in pairwise(later)]
+    if len(later) < MIN_SCATTER or not all(map(math.isfinite, steps)):
+        return 0.0
+    usual = statistics.median(steps)
+    return OF_A_MEDIAN * statistics.median(abs(s - usual) for s in steps) / math.sqrt(2)
+
+
+def shares(
+    own: Sequence[float], reference: Sequence[float], better: int, *, in_percent: bool = False
+) -> tuple[float, float]:
+    """How much worse ``own`` ends: as a share of what is left to its best, and as a share of the
+    control's whole course to its end.
+
+    The best is 0 for numbers of which less is better and that are not negative; 1, or 100 where
+    they may be ``in_percent``, for shares of which more is better. Without such an end both are of
+    the course; without a course, of the number itself.
+    """
+    ends = _end(own), _end(reference)
+    worse = better * (ends[1] - ends[0])
+    everything = (*own, *reference)
+    finite = [value for value in everything if math.isfinite(value)]
+    low, high = min(finite), max(finite)
+    best = None
+    if better == LESS and low >= 0:
+        best = 0.0
+    elif better == MORE and low >= 0 and (high <= 1 or (in_percent and high <= 100)):
+        best = 1.0 if high <= 1 else 100.0
+    whole = max(abs(reference[0] - ends[1]), abs(own[0] - ends[1])) if len(own) > 2 else 0.0
+    if best is None:
+        whole = whole or max(abs(ends[0]), abs(ends[1]))
+        return (worse / whole, worse / whole) if whole else (0.0, 0.0)
+    left = abs(best - ends[0])
+    if not whole:
+        whole = max(left, abs(best - ends[1])) if better == LESS else best
+    return (worse / left if left else 0.0), (worse / whole if whole else 0.0)
+
+
+def _learning_rate(run: RunView, control: RunView) -> list[ComparedResult]:
+    """The rate of the last step that both made, where the run has lost nearly all of it."""
+    count = min(len(run.steps), len(control.steps))
+    if not count:
+        return []
+    own, reference = run.steps[count - 1], control.steps[count - 1]
+    highest = max(step.lr for step in control.steps[:count])
+    is_spent = reference.lr <= SPENT_RATE * highest
+    if own.optimizer != reference.optimizer or is_spent or own.lr >= LOST_RATE * reference.lr:
+        return []
+    return [ComparedResult("learning rate", own.lr, reference.lr, MORE, beyond=True)]

@@ -1,0 +1,71 @@
+"""What a script reports, against what its fp32 control reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ampscope.analysis.results import worse_results
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.observations import Call, Observation, Outcome, Printed
+from tests.helpers.evidence_making import FALLING, but, steps
+
+NAN = math.nan
+
+
+def view(printed: Mapping[str, Sequence[float]], made: Sequence[Observation] = ()) -> RunView:
+    said = [Printed(w, tuple(v), tuple(range(len(v)))) for w, v in printed.items()]
+    losses = [Call(n, n, "backward", value=loss) for n, loss in enumerate(FALLING)]
+    return RunView("", "", [*losses, *(made or steps()), *said, Outcome("returned")])
+
+
+def worse(words: str, own: Sequence[float], fp32: Sequence[float]) -> bool:
+    run, control = view({words: own}), view({words: fp32})
+    found = worse_results(run, control)
+    assert (Symptom.RESULTS in symptoms(run, control)) == bool(found)
+    return bool(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "fp32"),
+    [
+        ("test error", [0.33], [0.017]),
+        ("val acc", [0.002, 0.359, 0.509, 0.537], [0.01, 0.5, 0.9, 1.0]),
+        ("eval_accuracy", [54.0], [99.5]),
+        ("loss", [2.3, 0.5, 0.3, 0.24], [2.3, 0.2, 0.05, 0.014]),
+        ("val_mae", [3.0, NAN], [3.0, 1.0]),
+        ("zeal", [1.0, 1.1, 1.2, 1.1, 1.2], [1.0, 2.0, 3.0, 4.0, 5.0]),  # rises as fp32 learns
+    ],
+)
+def test_worse(words: str, own: list[float], fp32: list[float]) -> None:
+    assert worse(words, own, fp32)
+    assert not worse(words, fp32, own)
+    assert not worse(words, fp32, fp32)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "fp32"),
+    [
+        ("accuracy", [0.96], [0.975]),
+        ("loss", [2.3, 0.5, 0.011, 0.009], [2.3, 0.5, 0.009, 0.006]),  # both have learned it
+        ("zeal", [3.0], [90.0]),  # nothing says which is better
+        ("lr", [1e-3], [1e-1]),
+        ("scale loss", [65536.0], [1.0]),
+        ("reward", [10, 60, 20, 70, 15, 5, 30, 9, 8, 7], [9, 50, 30, 60, 5, 25, 20, 70, 20, 9]),
+        ("val loss", [1, 1.2, 1.4, 1.6, 1.8, 2.0], [1, 1.1, 1.2, 1.3, 1.4, 1.5]),  # overfits
+        ("loss", [5.0], [NAN]),
+    ],
+)
+def test_not_worse(words: str, own: list[float], fp32: list[float]) -> None:
+    assert not worse(words, own, fp32)
+
+
+def test_the_rate_that_is_left() -> None:
+    kept = steps(lr=1e-3)
+    lost = but(kept, range(4, len(kept)), lr=6e-9)
+    (found,) = worse_results(view({}, lost), view({}, kept))
+    assert (found.words, found.own, found.reference) == ("learning rate", 6e-9, 1e-3)
+    assert not worse_results(view({}, kept), view({}, lost))
