@@ -37,6 +37,7 @@ from ampscope.errors import BadInput
 from ampscope.number_words import power_of_two
 
 BASELINE = "as_is"  # the script, unchanged
+REPEAT = "repeat"  # unchanged once more, beside the baseline
 COMPILED = "compiled"
 TAPS = "taps"
 LISTS = ("half", "fp32", "widest", "as it comes")  # autocast's, in the words of `policy.op_lists`
@@ -61,6 +62,7 @@ _PACKETS = "OP,…"
 _EXAMPLES: Final = {_MODULES: "encoder.0,head", _LINES: "train.py:41"}
 KINDS: Final[Mapping[str, _Kind]] = {
     BASELINE: _Kind("unchanged"),
+    REPEAT: _Kind("unchanged, once more"),
     COMPILED: _Kind("with torch.compile on", is_compiled=True),
     "backend": _Kind("through the backend {}", _BACKEND, "change_backend", is_compiled=True),
     "eager_casts": _Kind("rounding where eager code does", fix="emulate_casts", is_compiled=True),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ampscope.analysis.gradient_loss import gradient_error
+from ampscope.analysis.repeatability import is_reproducible, wants_repeat
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.observations import READ_LOSS, Call, ParameterGradient
@@ -259,3 +260,65 @@ def test_a_habit_needs_no_end_at_the_same_step(
     control = run(steps([1.0] * 40), calls=_reads(reference), control="fp32")
     made = evidence(baseline, control)
     assert (Symptom.LOSS in made.symptoms, Symptom.LOSS in made.fp32_symptoms) == is_wrong
+
+
+def decay(start: float, end: float, count: int = 100, floor: float = 0.0) -> list[float]:
+    """A loss that falls by the same factor at each step, to ``floor`` at the least."""
+    return [max(start * (end / start) ** (n / (count - 1)), floor) for n in range(count)]
+
+
+LEARNED = decay(4.0, 0.014)
+
+
+@pytest.mark.parametrize(
+    ("own", "full", "is_one"),
+    [
+        (decay(4.0, 0.014, floor=0.24), LEARNED, True),  # 94 % of the way, and 99.6 %
+        (decay(4.0, 0.02), LEARNED, False),
+        (decay(4.0, 1e-9, floor=1e-5), decay(4.0, 1e-9), False),  # the floor of bf16
+        (decay(4.0, 0.014, floor=0.03), decay(4.0, 0.001), False),  # both are converged
+        ([4.0] * 12 + LEARNED[:88], LEARNED, False),  # later by 12 steps
+        ([a - 4.0 for a in decay(4.0, 0.014, floor=0.24)], [a - 4.0 for a in LEARNED], False),
+        # The largest of the losses repeats in both runs; batch by batch fp32 has less left.
+        (
+            [a * (1 + 9 * (n % 5 == 0)) for n, a in enumerate(decay(4.0, 0.05, floor=0.24))],
+            [a * (1 + 9 * (n % 5 == 0)) for n, a in enumerate(decay(4.0, 0.02))],
+            True,
+        ),
+    ],
+    ids=["plateau", "near", "floor", "converged", "delay", "below_0", "scatter"],
+)
+def test_losses_are_compared_by_what_is_left_of_them(
+    own: list[float], full: list[float], is_one: bool
+) -> None:
+    assert (Symptom.BEHIND in symptoms(run(steps(own)), fp32_run(steps(full)))) is is_one
+
+
+def test_what_a_search_for_the_scale_has_cost_is_no_more_left() -> None:
+    # 30 of 100 steps are skipped: the run is where fp32 was 30 steps before.
+    late = run(search(steps([4.0] * 30 + LEARNED[:70]), 2.0**24, 30))
+    assert Symptom.BEHIND not in symptoms(late, fp32_run(steps(LEARNED)))
+
+
+def inputs(total: float) -> Call:
+    return Call(0, 0, "inputs", value=total, dtype="fp32")
+
+
+@pytest.mark.parametrize(("again", "is_one"), [(None, False), (3.0, False), (1.0, True)])
+def test_an_unlike_beginning_is_chance_only_where_the_script_itself_repeats_it(
+    again: float | None, is_one: bool
+) -> None:
+    half_way = [4.0 - 0.01 * n for n in range(100)]  # a third of fp32's progress
+    full = [4.0 - 0.03 * n for n in range(100)]
+    own = run(steps(half_way), inputs(1.0))
+    controls = {} if again is None else {"repeat": run(steps(half_way), inputs(again))}
+    made = evidence(own, fp32_run(steps(full), inputs(2.0)), **controls)
+    assert (Symptom.BEHIND in made.symptoms) is is_one
+    assert wants_repeat(own, made.runs["fp32"]) is (again is None)
+    if again is not None:
+        assert is_reproducible(own, made.runs["repeat"]) is (again == 1.0)
+
+
+def test_a_script_whose_later_losses_differ_does_not_reproduce_itself() -> None:
+    assert is_reproducible(run(steps(LEARNED)), run(steps(LEARNED)))
+    assert not is_reproducible(run(steps(LEARNED)), run(steps([a * 1.1 for a in LEARNED])))

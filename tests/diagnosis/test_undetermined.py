@@ -230,7 +230,10 @@ def test_other_random_numbers_in_bf16_are_no_lack_of_a_seed(tmp_path: Path) -> N
         first = Scan("start", "parameter", "a.weight", dtype, 64, 0, 0, 0.5, std=0.1)
         return [first, replace(first, name="b.weight", dtype="fp32", std=std)]
 
-    for name, dtype, told in (("a", "bf16", "drawn in another dtype"), ("b", "fp32", "reproduce")):
+    for name, dtype, told in (
+        ("a", "bf16", "drawn in another dtype"),
+        ("b", "fp32", "not begin alike"),
+    ):
         path = tmp_path / f"{name}.db"
         run(path, "fp32", seen(FLAT, *starts("fp32", 0.3)))
         report = diagnosed(path, *FLAT, *starts(dtype, 0.2), fp32=False)

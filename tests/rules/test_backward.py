@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,17 @@ from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
+    FALLING,
     FLAT,
     LINE,
     NAN,
     OVERFLOWED,
     STEPS,
     bad_op,
+    but,
     causes,
     evidence,
+    fp32_run,
     run,
     status,
     steps,
@@ -74,10 +78,56 @@ def test_a_derivative_that_half_cannot_hold_at_a_scale_of_1_is_singular(
     assert status("singular_gradient", skips_with_finite_loss(slope)) is Status.PASSED
 
 
-def test_a_root_without_singularity_is_not_singular() -> None:
-    assert status(
-        "singular_gradient", skips_with_finite_loss(replace(SLOPE, node="MulBackward0"))
-    ) is (Status.PASSED)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"fp32_finite": True, "fp32_max": 1e5},  # fp16 overflows
+        {"inputs": (tensor(1e30), tensor(1e30))},  # fp32 overflows as well
+    ],
+)
+def test_an_overflow_of_a_product_is_not_singular(facts: dict[str, Any]) -> None:
+    product = replace(SLOPE, op="aten.mul", node="MulBackward0", **facts)
+    assert status("singular_gradient", skips_with_finite_loss(product)) is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("op", "node", "words"),
+    [
+        ("aten.div", "XlogyBackward0", "log"),
+        ("aten.linalg_lu_solve", "LinalgSolveExBackward0", "identity"),
+        ("aten.div", "LinalgSvdBackward0", "singular values"),
+        ("aten.reciprocal", "LinalgEighBackward0", "eigenvalues"),
+        ("aten.mul", "SomethingNewBackward0", "epsilon"),
+    ],
+)
+def test_a_derivative_that_fp32_does_not_have_either_is_singular_whatever_it_is_of(
+    op: str, node: str, words: str
+) -> None:
+    slope = replace(SLOPE, op=op, node=node, dtype="fp32", nan=4, pos_inf=0)
+    found = diagnose(skips_with_finite_loss(slope)).findings[0]
+    assert found.cause == "singular_gradient"
+    assert found.verdict.line == LINE
+    assert words in found.verdict.fix.text
+
+
+def test_a_value_that_fp32_does_not_have_either_and_an_index_leaves_out_is_a_branch() -> None:
+    solve = bad_op(
+        "aten._linalg_solve_ex", tensor(17.0, zeros=8), tensor(21.0), nan=4, pos_inf=0,
+        dtype="fp32", fp32_finite=False, module="", consumers=("detach", "eq", "view"),
+        reached_loss=False,
+    )  # fmt: skip
+    dead = {"grad_nonfinite": 16, "grad_norm": None, "weight_nonfinite": 16}
+    fp32 = fp32_run(but(steps((*FALLING[:9], *(NAN,) * 21)), range(8, 30), **dead),
+                    replace(solve, step=8))  # fmt: skip
+    rare = but(steps(), [8], **OVERFLOWED)  # a scaler skips the step, and the run trains on
+    made = evidence(run(rare, replace(solve, step=8)), fp32)
+    assert not made.symptoms
+    found = diagnose(made).findings
+    assert [f.cause for f in found] == ["masked_branch_gradient"]
+    assert "identity" in found[0].verdict.fix.text
+    # Half precision alone overflows there, and nothing shows that it was left out.
+    alone = replace(solve, fp32_finite=True, dtype="fp16", nan=0, pos_inf=4, step=8)
+    assert status("masked_branch_gradient", evidence(run(rare, alone), fp32)) is Status.PASSED
 
 
 def test_a_gradient_of_zero_from_where_is_a_discarded_branch() -> None:

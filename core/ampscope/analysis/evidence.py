@@ -8,7 +8,7 @@ from functools import cached_property
 from ampscope.analysis.root_op import RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms, symptoms_of_control
-from ampscope.control import BASELINE
+from ampscope.control import BASELINE, REPEAT
 
 
 class Evidence:
@@ -19,6 +19,8 @@ class Evidence:
         self, runs: Mapping[str, RunView], policy: str, *, emulates_bf16: bool = False
     ) -> None:
         self.runs = dict(runs)
+        if REPEAT in self.runs:
+            self.runs[BASELINE].repeat = self.runs[REPEAT]
         self.policy = policy
         self.emulates_bf16 = emulates_bf16
 

@@ -1,7 +1,10 @@
-"""Does a script do the same twice? Two runs of it are compared before precision can matter.
+"""Do two runs begin alike, and does a script do the same twice?
 
 ampscope seeds torch, NumPy and ``random``; a script still differs from run to run when it seeds
 from the clock or has a generator of its own. Losses of such runs cannot be compared step by step.
+Only two runs in the same precision tell that. A script and its fp32 control may begin unlike each
+other because half precision has changed the weights or the data before the first step: that is
+evidence, and the unchanged script has to run once more to tell the one from the other.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ import math
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call, Scan
 
+EARLY_LOSSES = 10  # of the first steps, before a GPU's order of additions can grow
+SAME_LOSS = 0.01  # relative
+
 
 def difference(first: RunView, second: RunView) -> str:
     """What two runs of one script do not have in common before the first step; "" when all is.
 
-    Precision cannot be the reason: only what is fp32 in both runs is compared.
+    Only what is fp32 in both runs is compared. What the script computed in half precision before
+    may stand in it all the same: weights that it prepared, inputs that a half model made.
     """
     pairs = zip(_starts(first), _starts(second), strict=False)
     if any(a.name == b.name and _facts(a) != _facts(b) for a, b in pairs if _comparable(a, b)):
@@ -24,6 +31,31 @@ def difference(first: RunView, second: RunView) -> str:
     if a is not None and b is not None and a.dtype == b.dtype == "fp32" and not _is_same(a, b):
         return "the first inputs"
     return ""
+
+
+def is_reproducible(first: RunView, second: RunView) -> bool:
+    """Whether two runs of the script in the same precision are the same run: they begin alike, and
+    so do their first losses, but for the order in which a GPU adds."""
+    if difference(first, second):
+        return False
+    pairs = zip(first.losses[:EARLY_LOSSES], second.losses[:EARLY_LOSSES], strict=False)
+    return all(_is_near(a, b) for a, b in pairs)
+
+
+def wants_repeat(run: RunView, fp32: RunView) -> bool:
+    """Whether the unchanged script has to run once more before its beginning, which is not the fp32
+    control's, can be laid to chance or to half precision. Random numbers that torch draws in
+    another dtype are neither."""
+    return run.repeat is None and bool(difference(run, fp32)) and not draws_otherwise(run, fp32)
+
+
+def incomparable(run: RunView, fp32: RunView) -> str:
+    """What keeps the course of ``run`` from being judged by that of its fp32 control: what chance
+    made different at their beginning. "" where they begin alike, and where the unchanged script ran
+    twice and reproduced itself, so that its precision makes the difference."""
+    what = difference(run, fp32)
+    is_known = what and run.repeat is not None and is_reproducible(run, run.repeat)
+    return "" if is_known else what
 
 
 def draws_otherwise(first: RunView, second: RunView) -> bool:
@@ -36,6 +68,10 @@ def draws_otherwise(first: RunView, second: RunView) -> bool:
     a, b = _first_inputs(first), _first_inputs(second)
     inputs = a is not None and b is not None and a.dtype != b.dtype
     return inputs or any(a.name == b.name and a.dtype != b.dtype for a, b in pairs)
+
+
+def _is_near(a: float, b: float) -> bool:
+    return a == b or abs(a - b) <= SAME_LOSS * max(abs(a), abs(b)) or (a != a and b != b)
 
 
 def _starts(view: RunView) -> list[Scan]:

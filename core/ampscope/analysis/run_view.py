@@ -19,6 +19,7 @@ class RunView:
     def __init__(self, control: str, run_id: str, observations: Sequence[obs.Observation]) -> None:
         self.control = control
         self.run_id = run_id
+        self.repeat: RunView | None = None  # the same script once more, in the same precision
         self.calls = [o for o in observations if isinstance(o, obs.Call)]
         self.steps = [o for o in observations if isinstance(o, obs.OptimizerStep)]
         self.gradients = [o for o in observations if isinstance(o, obs.ParameterGradient)]

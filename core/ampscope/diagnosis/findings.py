@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.hand_casts import hand_casts
 from ampscope.analysis.lifting import lifted, smallest_lift
+from ampscope.analysis.root_op import root_op
+from ampscope.analysis.symptoms import Symptom
 from ampscope.control import Control
 from ampscope.rules.catalog import all_rules, by_cause
 from ampscope.rules.framework_patches import in_words_of
@@ -21,6 +23,7 @@ from ampscope.rules.verdict import (
     Status,
     Verdict,
     not_applicable,
+    place,
     replaced_words,
 )
 
@@ -63,9 +66,31 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     findings = _with_replaced(_nested(found), evidence)
     findings = tuple(_without_casts(finding, evidence) for finding in findings)
     symptoms = tuple(sorted(evidence.symptoms))
-    word = "fault" if findings else "inconclusive" if symptoms else "no_fault"
+    no_bill = "" if findings or symptoms else _without_a_control(evidence)
+    word = "fault" if findings else "inconclusive" if symptoms or no_bill else "no_fault"
     latent = tuple(Finding(r.id, v) for r, v in answers if v.status is Status.LATENT)
-    return Diagnosis(word, findings, answers, symptoms, evidence.policy, latent=latent)
+    return Diagnosis(
+        word, findings, answers, symptoms, evidence.policy, undecided=no_bill, latent=latent
+    )
+
+
+_DEAD = (Symptom.WEIGHTS, Symptom.LOSS, Symptom.DIVERGED)
+
+
+def _without_a_control(evidence: Evidence) -> str:
+    """Why a run without a symptom gets no clean bill: its fp32 control does not train, so that
+    there is nothing to compare with. "" beside a control that does, and without one."""
+    dead = [symptom for symptom in _DEAD if symptom in evidence.fp32_symptoms]
+    if not dead or evidence.fp32 is None:
+        return ""
+    step, root = evidence.fp32.first_bad_step, root_op(evidence.fp32)
+    since = f" from step {step:,} on" if step is not None else ""
+    text = f"Undetermined: the fp32 control does not train{since} ({dead[0]}), so there is nothing "
+    text += "healthy to compare the script with. Half precision is not the cause of that."
+    if root is not None:
+        op = root.op
+        text += f" There {op.op} gives the first value that is not finite ({place(op)})."
+    return text
 
 
 def _by_site(found: list[tuple[Rule, Verdict]], evidence: Evidence) -> list[tuple[Rule, Verdict]]:

@@ -9,7 +9,7 @@ from ampscope.analysis.compiled_runs import arms
 from ampscope.analysis.gradient_loss import WRONG, gradient_error
 from ampscope.analysis.lead import Lead, lead
 from ampscope.analysis.precision_use import MIN_COMPARED, PrecisionUse, precision_use
-from ampscope.analysis.repeatability import difference, draws_otherwise
+from ampscope.analysis.repeatability import difference, draws_otherwise, is_reproducible
 from ampscope.analysis.results import MOST_TOLD, ComparedResult, worse_results
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import hand_scale_facts, scale_facts, static_scale
@@ -368,15 +368,31 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
         notes.append(f"Stopped at the time limit after {outcome.steps} optimizer steps.")
     if "fp32" in views and (told := _other_end(views[BASELINE], views["fp32"])):
         notes.append(told)
-    if "fp32" in views and (what := difference(views[BASELINE], views["fp32"])):
-        notes.append(
+    if "fp32" in views and (note := _of_beginnings(views[BASELINE], views["fp32"])):
+        notes.append(note)
+    return tuple(notes)
+
+
+def _of_beginnings(run: RunView, fp32: RunView) -> str:
+    """How the script and its fp32 control begin unlike each other, and whether chance makes it so;
+    "" where they begin alike."""
+    what = difference(run, fp32)
+    if not what:
+        return ""
+    if draws_otherwise(run, fp32):
+        return (
             f"Random numbers are drawn in another dtype in the fp32 control, so {what} differ. The "
             "script is judged on what the runs have in common."
-            if draws_otherwise(views[BASELINE], views["fp32"])
-            else f"The script does not reproduce its own losses from run to run: {what} differ. "
-            "It is judged on what the runs have in common; a fixed seed makes the verdict sharper."
         )
-    return tuple(notes)
+    said = f"The script and its fp32 control do not begin alike: {what} differ."
+    if run.repeat is None:
+        return f"{said} The script is judged on what the runs have in common."
+    if is_reproducible(run, run.repeat):
+        return f"{said} Two unchanged runs agree, so half precision made the difference before."
+    return (
+        "The script does not reproduce its own losses from run to run: two unchanged runs differ. "
+        "It is judged on what the runs have in common; a fixed seed makes the verdict sharper."
+    )
 
 
 def trial_of(

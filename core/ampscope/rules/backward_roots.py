@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.singular import has_no_value
 from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
 from ampscope.rules.roots import undecorated_function
@@ -40,7 +41,9 @@ def backward_root(evidence: Evidence) -> RootOp | None:
 
 def is_discarded_branch(evidence: Evidence, root: RootOp) -> bool:
     """The gradient that came in was zero because ``where`` or a mask had discarded the branch; or
-    the op whose gradient it is had given NaN or infinity itself, which never reached the loss."""
+    the op whose gradient it is had given NaN or infinity itself, which never reached the loss. A
+    value that fp32 does not have either and that the loss never saw was left out of it somehow,
+    by an index for example."""
     op = root.op
     masks = {
         "where",
@@ -51,7 +54,7 @@ def is_discarded_branch(evidence: Evidence, root: RootOp) -> bool:
         "threshold_backward",
     }
     if op.phase != "backward":
-        return bool(SELECTS & set(op.consumers))
+        return bool(SELECTS & set(op.consumers)) or has_no_value(op)
     if any(_is_forward_of(b, op) for b in evidence.baseline.bad_ops):
         return True
     from_mask = any(masks & set(o.producers[:3]) and o.zeros for o in op.inputs)
@@ -79,3 +82,58 @@ def is_overflow(root: RootOp) -> bool:
     finite_in_fp32 = op.fp32_finite is not False
     divides_by_zero = "div" in op.op and len(op.inputs) > 1 and op.inputs[1].zeros > 0
     return finite_in_fp32 and not op.nan and not divides_by_zero
+
+
+def remedy(op: BadOp) -> tuple[str, str]:
+    """What keeps a function away from where it has no derivative, as a sentence and as a patch: of
+    the op that computes it, or in backward of the op's node."""
+    name = (op.node or op.op.rpartition(".")[2]).lower()
+    found = (rest for names, *rest in _REMEDIES if any(one in name for one in names))
+    text, patch = next(found, _AWAY)
+    return text, patch
+
+
+_AWAY = [
+    "Keep the argument away from there: an epsilon, or a clamp before.",
+    "x = x.clamp(min=1e-6)\n",
+]
+_REMEDIES = (
+    (
+        ("xlogy", "kldiv", "kl_div", "entr"),
+        "p * log(p) has no finite derivative at p = 0: compute it from logarithms, or keep the "
+        "probabilities above 0.",
+        "kl = (log_p.exp() * (log_p - log_q)).sum(-1)  # or: p.clamp(min=1e-6)\n",
+    ),
+    (
+        ("log",),
+        "Keep the argument of the logarithm above 0: a clamp before.",
+        "x = torch.log(x.clamp(min=1e-6))\n",
+    ),
+    (
+        ("svd", "eig", "pinv", "matrixrank"),
+        "The derivative divides by differences of singular values or eigenvalues: keep equal ones "
+        "apart, or use only what does not need the vectors.",
+        "matrix = matrix + 1e-6 * torch.diag(torch.arange(n, dtype=matrix.dtype))\n",
+    ),
+    (
+        ("linalg", "inverse", "cholesky", "solve", "lu_", "det"),
+        "Keep the matrix away from a singular one: add a small multiple of the identity, or leave "
+        "such samples out before it.",
+        "matrix = matrix + 1e-6 * torch.eye(matrix.shape[-1], dtype=matrix.dtype)\n",
+    ),
+    (
+        ("acos", "asin", "atanh", "acosh"),
+        "Keep the argument inside its range: a clamp just within it.",
+        "angle = torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6))\n",
+    ),
+    (
+        ("div", "reciprocal"),
+        "Keep the divisor away from zero before the division.",
+        "quotient = a / torch.where(b == 0, 1, b)\n",
+    ),
+    (
+        ("sqrt", "norm", "pow", "cdist", "std", "hypot", "atan2"),
+        "Keep the argument away from zero: an epsilon inside the root.",
+        "distance = torch.sqrt(squared + 1e-6)\n",
+    ),
+)

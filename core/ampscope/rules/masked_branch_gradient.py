@@ -1,8 +1,8 @@
 """The branch that was not taken sent back NaN.
 
 What it detects
-    A non-finite value that where, a mask or a clamp discarded in the forward pass, and NaN
-    gradients with a finite loss.
+    A non-finite value that where, a mask, a clamp or an index discarded in the forward pass, and
+    NaN gradients with a finite loss.
 
 Why it matters
     The gradient of the discarded branch is zero times infinity, which is NaN.
@@ -17,8 +17,15 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.singular import has_no_value
 from ampscope.control import BASELINE, Control
-from ampscope.rules.backward_roots import backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.backward_roots import (
+    SELECTS,
+    backward_root,
+    is_discarded_branch,
+    is_overflow,
+    remedy,
+)
 from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
 
@@ -34,17 +41,17 @@ def check(evidence: Evidence) -> Verdict:
     words = "in fp32 as well" if shared else "in half precision only, where it overflows earlier"
     return op_verdict(
         root,
-        f"The branch at line {op.line} is not finite where it is not taken ({words}); its gradient"
-        " is 0 times infinity.",
+        f"The branch at line {op.line} is not finite where it is not taken ({words}); the loss"
+        " leaves it out and is finite, and its gradient is 0 times infinity.",
         Fix(
             "rewrite_op",
-            "Make the argument safe before the branch.",
-            PATCH,
+            *(remedy(op) if has_no_value(op) and not SELECTS & {*op.consumers} else (TEXT, PATCH)),
             () if shared else (Control.of(fp32_lines=op.line),),
         ),
     )
 
 
+TEXT = "Make the argument safe before the branch."
 PATCH = """safe = torch.where(taken, x, torch.zeros_like(x))  # harmless where it is not taken
 y = torch.where(taken, torch.exp(safe), other)
 """

@@ -31,7 +31,12 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import undivided_by_hand
-from ampscope.analysis.singular import VARIANCES, is_singular, shared_singularity
+from ampscope.analysis.singular import (
+    VARIANCES,
+    breaks_at_a_point,
+    is_singular,
+    shared_singularity,
+)
 from ampscope.analysis.symptoms import Symptom, goes_on, symptoms
 from ampscope.control import BASELINE, Control
 from ampscope.observations import BadOp
@@ -68,6 +73,11 @@ def check(evidence: Evidence) -> Verdict:
     if _recovers(evidence, fp32):
         return passed(
             "In fp32 the script leaves out such batches, too, and trains on: no divergence."
+        )
+    if (point := breaks_at_a_point(fp32)) is not None:
+        return passed(
+            f"In fp32 the loss is finite at step {point.step}, and {point.op} at line {point.line} "
+            "alone breaks the gradients: no growth leads there."
         )
     grown, rise = growth(fp32), divergence(fp32, None)
     if grown < GROWTH and rise is None:

@@ -1,9 +1,11 @@
 """The forward pass is finite and a derivative is not.
 
 What it detects
-    A backward op of a square root, norm, power, arctangent or division that turns finite inputs
-    into infinity, at scale 1 as well; or whose result passes the largest half-precision number
-    there although loss and incoming gradient are of ordinary size.
+    A backward op that turns finite inputs into infinity or NaN where fp32 does so as well, whatever
+    it differentiates: a logarithm or p log p at 0, a solve of a singular matrix, vectors of equal
+    singular values. One of a square root, norm, power, arctangent or division that does so at scale
+    1 as well; or whose result passes the largest half-precision number there although loss and
+    incoming gradient are of ordinary size.
 
 Why it matters
     sqrt(x) has slope infinity at 0; a distance of a point from itself is the usual way there.
@@ -12,17 +14,24 @@ Blind spots
     Which of two coinciding singularities came first within one backward pass.
 
 Remedy
-    An epsilon inside the root, torch.linalg.vector_norm on inputs kept away from zero, or a
-    clamp before.
+    An epsilon inside the root, torch.linalg.vector_norm on inputs kept away from zero, a clamp
+    before, or the same quantity computed from logarithms.
 """
 
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.scale_facts import static_scale
+from ampscope.analysis.singular import is_singular_derivative
 from ampscope.control import BASELINE, SCALE_1, Control
 from ampscope.observations import BadOp
-from ampscope.rules.backward_roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.backward_roots import (
+    SINGULAR,
+    backward_root,
+    is_discarded_branch,
+    is_overflow,
+    remedy,
+)
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
 
 
@@ -35,7 +44,8 @@ def check(evidence: Evidence) -> Verdict:
     if is_discarded_branch(evidence, root):
         return passed("The incoming gradient was zero: a discarded branch.")
     steep = is_overflow(root) and _too_steep(evidence, op)
-    if (is_overflow(root) and not steep) or not any(name in op.node for name in SINGULAR):
+    is_singular = is_singular_derivative(op) or any(name in op.node for name in SINGULAR)
+    if (is_overflow(root) and not steep) or not is_singular:
         return passed("The gradient overflowed, or its function has no singularity.")
     shared = evidence.fp32 is not None and bool(
         evidence.fp32.bad_gradient_steps or evidence.fp32.bad_loss_steps
@@ -48,16 +58,22 @@ def check(evidence: Evidence) -> Verdict:
         f"The derivative of line {op.line} ({op.node}) exceeds the largest {op.dtype} number near"
         " its singularity, at a loss scale of 1 too."
         if steep
-        else f"The derivative of line {op.line} ({op.node}) is infinite where its input is"
-        f" zero.{innocent}",
+        else f"The loss is finite, and the derivative of line {op.line} ({op.node}) is"
+        f" {_what(op)}.{innocent}",
         Fix(
             "raise_eps" if not shared else "rewrite_op",
-            TEXT,
-            PATCH,
+            *remedy(op),
             (Control.of(fp32_lines=op.line), "eps:0.0001") if not shared else (),
         ),
         (Measurement("fp32 fails too", str(shared), run="fp32"),),
     )
+
+
+def _what(op: BadOp) -> str:
+    """What the derivative is, and where."""
+    kinds = [word for word, n in (("NaN", op.nan), ("infinite", op.pos_inf + op.neg_inf)) if n]
+    at_zero = " where its input is zero" if any(o.zeros for o in op.inputs) else " there"
+    return (" or ".join(kinds) or "infinite") + at_zero
 
 
 def _too_steep(evidence: Evidence, op: BadOp) -> bool:
@@ -77,16 +93,14 @@ def _too_steep(evidence: Evidence, op: BadOp) -> bool:
 
 
 ORDINARY = 1e3  # inputs of that size give a result beyond fp16's 65,504 only by a steep derivative
-TEXT = "Keep the argument away from zero: an epsilon inside the root."
-PATCH = "distance = torch.sqrt(squared + 1e-6)\n"
 
 
 RULE = Rule(
     code="AMP009",
     id="singular_gradient",
     title="A derivative is infinite",
-    definition="The forward pass is finite and a derivative near zero is not (square root, norm, "
-    "rsqrt, atan2).",
+    definition="The forward pass is finite and a derivative is not (square root, norm or logarithm "
+    "at zero, solve of a singular matrix).",
     check=check,
     needs=(BASELINE, "fp32"),
     order=45,

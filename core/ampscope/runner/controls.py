@@ -31,7 +31,7 @@ from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import AUTOCAST_KINDS, HALF, floating_tensors
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
-from ampscope.control import BASELINE, COMPILED, TAPS, Control, list_changes
+from ampscope.control import BASELINE, COMPILED, REPEAT, TAPS, Control, list_changes
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner import interventions
@@ -531,7 +531,7 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
     missing: list[set[str]] = []
     with contextlib.ExitStack() as stack:
         for part in Control(control).parts:
-            if part.name in (BASELINE, COMPILED, TAPS):
+            if part.name in (BASELINE, REPEAT, COMPILED, TAPS):
                 continue  # the recorder's own
             if part.text == "backend:aot_eager" and TAPS in Control(control).names:
                 from ampscope.capture.taps import aot_eager  # few runs compile
