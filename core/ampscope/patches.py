@@ -17,8 +17,23 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 _MISSING = object()
+_PASSES_ON = "_ampscope_passes_on"
 _Make = Callable[[Any], Any]
 _Key = tuple[int, str]
+
+
+def passes_on(wrapper: _Make) -> _Make:
+    """Mark a wrapper, made with functools.wraps, that only listens: see :func:`within`."""
+    setattr(wrapper, _PASSES_ON, True)
+    return wrapper
+
+
+def within(function: Any) -> Any:
+    """What ``function`` is a listening wrapper of, else itself. torch hands a mode what it finds
+    under a method's name, and tables of functions hold the original."""
+    while getattr(function, _PASSES_ON, False):
+        function = function.__wrapped__
+    return function
 
 
 @dataclass(slots=True)

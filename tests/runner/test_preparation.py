@@ -132,15 +132,18 @@ def test_what_wakes(begins: Callable[[], object], wakes: bool) -> None:
         assert found.watch.is_asleep is not wakes
 
 
-def test_methods_of_tensors_stay_torchs_own() -> None:
-    """A stand-in device looks at who calls them."""
+def test_a_stand_in_device_is_asked_through_the_wrappers_of_casts() -> None:
+    """It looks at who calls: frames of this name pass on what a script asks."""
     names = ("half", "bfloat16", "to", "type")
     before = [getattr(Tensor, name) for name in names]
     found = recorder()
     with found.watching():
         prepared(200)
         assert found.watch.is_asleep
-        assert all(getattr(Tensor, n) is one for n, one in zip(names, before, strict=True))
+        now = [getattr(Tensor, name) for name in names]
+        assert {method.__code__.co_name for method in now} == {"__torch_function__"}
+        assert [within(method) for method in now] == before
+    assert [getattr(Tensor, name) for name in names] == before
 
 
 def test_it_sleeps_while_a_library_prepares(tmp_path: Path) -> None:

@@ -96,6 +96,11 @@ def own_ops() -> _OwnOps | contextlib.nullcontext[None]:
     return _NOTHING if torch.compiler.is_compiling() else _OWN_OPS
 
 
+def is_own() -> bool:
+    """Whether an instrument computes what runs now."""
+    return _here.depth > 0
+
+
 class script_ops:  # noqa: N801  # as contextlib's; a generator would take 2 us more
     """Around code of the script's that an instrument calls: with the modes that the script has."""
 

@@ -32,7 +32,7 @@ from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import AUTOCAST_KINDS, HALF, floating_tensors
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.control import BASELINE, COMPILED, REPEAT, TAPS, Control, list_changes
-from ampscope.patches import Patches
+from ampscope.patches import Patches, within
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner import interventions
 from ampscope.runner.compile_controls import compiled_by, inductor_switch, uncompiled, unfused
@@ -153,8 +153,8 @@ class _Replace(TorchFunctionMode):
         super().__init__()
         self.replace = replace
         self._methods = {
-            torch.Tensor.half: replace.get(torch.float16),
-            torch.Tensor.bfloat16: replace.get(torch.bfloat16),
+            within(torch.Tensor.half): replace.get(torch.float16),
+            within(torch.Tensor.bfloat16): replace.get(torch.bfloat16),
         }
         # ``x.type("torch.HalfTensor")``, ``x.type(torch.cuda.HalfTensor)``
         self._types = {
@@ -169,7 +169,7 @@ class _Replace(TorchFunctionMode):
     ) -> Any:
         # No helper in between: the stand-in device looks through frames of this name alone for who
         # asks where a tensor is.
-        kwargs = kwargs or {}
+        func, kwargs = within(func), kwargs or {}
         if self._as_written:
             return func(*args, **kwargs)
         target = self._methods.get(func)

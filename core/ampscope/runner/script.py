@@ -526,6 +526,7 @@ class _Run:
         recorder = self.recorder
         failures = [recorder.failures, recorder.steps.failures]
         failures += recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures
+        failures.append(recorder.sites.failures)
         failures += [] if recorder.digests is None else [recorder.digests.failures]
         failures += [] if recorder.line_digests is None else [recorder.line_digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]

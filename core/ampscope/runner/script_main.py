@@ -19,6 +19,7 @@ import torch.export
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampscope.capture.global_hooks import no_own_module_hooks
+from ampscope.capture.script.half_sites import unheard
 from ampscope.patches import Patches, unpatched
 from ampscope.runner.script_text import SEED, module_of, put_folder_first
 
@@ -119,6 +120,7 @@ def _really_traced(original: Any) -> Any:
                 _disable_current_modes(),
                 unpatched(torch.nn.Module, "__call__"),
                 no_own_module_hooks(),
+                unheard(),
             ):
                 result = original(*args, **kwargs)
             return _really_traced(result) if inspect.isfunction(result) else result

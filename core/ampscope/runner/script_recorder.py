@@ -23,6 +23,7 @@ from ampscope.capture.script import line_uses
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.dtype_ledger import DtypeLedger
+from ampscope.capture.script.half_sites import HalfSites
 from ampscope.capture.script.line_uses import LineUses
 from ampscope.capture.script.module_paths import ModulePaths, unwrapped
 from ampscope.capture.script.op_precision import OpPrecision
@@ -101,6 +102,7 @@ class ScriptRecorder:
             self.histograms if self.digests is None else self.digests,
             self._optimizer_stepped,
         )
+        self.sites = HalfSites(self.lines, self.paths, watch, self.steps)
         self.precision = OpPrecision()
         self.requests = HalfRequests(self.lines)
         self._traces = cadence.trace > 0
@@ -135,6 +137,7 @@ class ScriptRecorder:
                 stack.enter_context(self.ledger.watching(self.digests))
             stack.enter_context(self.paths)
             stack.enter_context(self.requests.watching())
+            stack.enter_context(self.sites.watching())
             if self.skip.is_waiting:
                 stack.enter_context(self.skip.until(lambda: self._put_on(stack)))
             else:
@@ -161,7 +164,7 @@ class ScriptRecorder:
 
     def switch_off(self) -> None:
         """Look at no further op: the script has ended, or this is a fork of its process."""
-        self.watch.enabled = False
+        self.watch.enabled = self.sites.enabled = False
         self.histograms.switch_off()
         if self.digests is not None:
             self.digests.switch_off()
@@ -197,6 +200,7 @@ class ScriptRecorder:
             *bad,
             *self.watch.uses.records(),
             *self._line_uses.records(),
+            *self.sites.records(),
             *self.requests.records(),
             *STATED,
             *([] if self.digests is None else self.digests.records()),
@@ -210,6 +214,8 @@ class ScriptRecorder:
             self.precision.record(func, args, kwargs, out)
         if is_capturing():  # numbers come with the replays
             return
+        with self.sites.failures.noted("where numbers become half precision"):
+            self.sites.after_op(func, args, kwargs, out)
         if self.digests is not None and not self.watch.in_optimizer:
             self.digests.after_op(func, args, kwargs, out)
         if self.line_digests is not None and not self.watch.in_optimizer:
@@ -324,11 +330,12 @@ class ScriptRecorder:
         record = self.steps.records[-1]
         scale = record.scale if record.scaler else 1.0
         self.histograms.optimizer_stepped(count, scale)
-        if self.digests is not None:
-            with self._not_watched():
-                known = self.steps.optimizers
-                named = (o for o in known if self.steps.optimizer_name(o) == record.optimizer)
-                self._digested(count, scale, next(named, None))
+        known = self.steps.optimizers
+        named = (o for o in known if self.steps.optimizer_name(o) == record.optimizer)
+        optimizer = next(named, None)
+        with self._not_watched():
+            self.sites.stepped(optimizer)
+            self._digested(count, scale, optimizer)
         self.watch.new_step(count)
         self.watch.reads.stepped()
         self._on_optimizer_step(count)

@@ -40,7 +40,7 @@ from torch.utils.data import dataloader
 
 from ampscope.ext.rehearsal.cuda_answers import answering, old_type_name
 from ampscope.ext.rehearsal.current_device import asked_by_torch, device_named, name_of
-from ampscope.patches import Patches
+from ampscope.patches import Patches, within
 from ampscope.policy.device_profiles import DeviceProfile
 
 _MARK: Final = "_ampscope_device"
@@ -130,7 +130,7 @@ class CudaMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = within(func), kwargs or {}
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
