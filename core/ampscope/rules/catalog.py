@@ -15,7 +15,8 @@ from ampscope.rules.verdict import FIX_KINDS, Rule, island_patch
 NAMES = (
     "scaler_protocol_error", "fp16_params_with_scaler", "unsafe_op_under_autocast",
     "bad_initial_state", "bad_input_data", "empty_loss_reduction", "fully_masked_row",
-    "batchnorm_stats_corrupted", "clip_before_unscale", "scaler_bypassed",
+    "batchnorm_stats_corrupted", "stale_low_precision_copy", "clip_before_unscale",
+    "scaler_bypassed",
     "accumulation_scale_mismatch", "shared_scaler_interference", "scaler_state_lost",
     "scaled_gradient_penalty", "low_precision_constants", "half_accumulation_stagnation",
     "optimizer_state_range", "not_amp_divergence", "masked_branch_gradient", "singular_gradient",
@@ -24,7 +25,7 @@ NAMES = (
     "loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow", "small_update_lost",
     "compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed",
 )  # fmt: skip
-LIST_VERSION = 3  # of the codes; a new cause raises it
+LIST_VERSION = 4  # of the codes; a new cause raises it
 
 
 @functools.cache

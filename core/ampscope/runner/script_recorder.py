@@ -195,6 +195,7 @@ class ScriptRecorder:
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
+            *self.watch.copies.records(),
             *self._line_uses.records(),
             *self.requests.records(),
             *STATED,
