@@ -55,6 +55,10 @@ COMPILED_NOTE = (
 CAPTURED_STEP, CAPTURED_NOTE = "captured_step", "captured_note"
 CAPTURED_FORWARD = "captured_forward"  # no finite gradient came back: backward is a probe alone
 STAGNATED_SHARE = 0.9  # of the elements that an addition should have moved
+# OpUses of half copies of weights that are used after the weight has changed: autocast keeps the
+# copy, or the script itself does. ``value`` steps computed with them, ``count`` weights, up to
+# ``other`` of a weight's norm off; ``line`` opened the autocast region or made the copy.
+STALE_CACHED, STALE_KEPT = "stale_cached_copy", "stale_kept_copy"
 
 
 @dataclass(frozen=True, slots=True)

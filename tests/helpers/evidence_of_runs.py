@@ -16,6 +16,7 @@ from ampscope.control import COMPILED
 from ampscope.observations import (
     COMPILED_FRAMES,
     COMPILED_NOTE,
+    STALE_CACHED,
     HalfSite,
     OpUse,
     ParameterGradient,
@@ -195,6 +196,12 @@ def bad_batch() -> Evidence:
     )
 
 
+def old_copies() -> Evidence:
+    """Flow-Factory#186: one autocast region around the loop; the loss stays where it was."""
+    use = OpUse(STALE_CACHED, "aten.addmm", "inp", "train.py:80", 1, STEPS - 1, 0.3, 10)
+    return evidence(run(steps(FLAT, **WITHOUT_SCALER), use, uses_autocast="bf16"))
+
+
 def diverging() -> Evidence:
     """nanoGPT#136: rate 30; fp32 grows tenfold a step into NaN, AMP skips 28 of 30 steps."""
     bad = {"grad_nonfinite": 1000, "weight_nonfinite": 1000, "grad_norm": None}
@@ -229,6 +236,7 @@ OF_RUNS = {
     "small_update_lost": gains_of_one,
     "batchnorm_stats_corrupted": poisoned_statistics,
     "bad_input_data": bad_batch,
+    "stale_low_precision_copy": old_copies,
     "not_amp_divergence": diverging,
     "bad_initial_state": bad_weights,
     "harmful_rounding": rounded_table,

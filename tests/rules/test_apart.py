@@ -48,6 +48,9 @@ EXPECTED = {
     "gradient_underflow": ("net.0", None, "backward", 0, "train.py:2", "add_scaler"),
     "optimizer_state_range": (None, None, "step", 0, "", "fp32_optimizer_state"),
     "small_update_lost": (None, None, "step", 0, "", "fp32_params"),
+    "stale_low_precision_copy": (
+        "inp", "aten.addmm", "forward", 1, "train.py:80", "refresh_copies",
+    ),
     "batchnorm_stats_corrupted": ("bn", None, "forward", 5, "", "fp32_module"),
     "bad_input_data": (None, None, "forward", 7, "", "fix_data"),
     "not_amp_divergence": (None, None, None, 20, "", "lower_lr"),

@@ -29,6 +29,7 @@ APPLIABLE_KINDS = {
     "fp32_optimizer_state",
     "lower_lr",
     "separate_scalers",
+    "refresh_copies",
 }
 
 each_answer = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.id)
@@ -55,8 +56,8 @@ def _attribute_names(tree: ast.Module) -> set[str]:
     }
 
 
-def test_the_zoo_has_36_cases_and_10_more_healthy_scripts() -> None:
-    assert len(ANSWERS) == len({answer.id for answer in ANSWERS}) == 36
+def test_the_zoo_has_37_cases_and_10_more_healthy_scripts() -> None:
+    assert len(ANSWERS) == len({answer.id for answer in ANSWERS}) == 37
     assert len(HEALTHY) == 10
     assert len(set(ALL_SCRIPTS)) == len(ALL_SCRIPTS)
 

@@ -15,7 +15,8 @@ from ampscope.rules.verdict import FIX_KINDS, Rule, island_patch
 NAMES = (
     "scaler_protocol_error", "fp16_params_with_scaler", "unsafe_op_under_autocast",
     "bad_initial_state", "bad_input_data", "empty_loss_reduction", "fully_masked_row",
-    "batchnorm_stats_corrupted", "clip_before_unscale", "scaler_bypassed",
+    "batchnorm_stats_corrupted", "stale_low_precision_copy", "clip_before_unscale",
+    "scaler_bypassed",
     "accumulation_scale_mismatch", "shared_scaler_interference", "scaler_state_lost",
     "scaled_gradient_penalty", "low_precision_constants", "half_accumulation_stagnation",
     "optimizer_state_range", "not_amp_divergence", "masked_branch_gradient", "singular_gradient",

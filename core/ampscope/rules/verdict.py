@@ -62,6 +62,7 @@ FIX_KINDS: dict[str, str] = {
     "guard_reduction": "Guard the reduction against an empty set.",
     "scaler_protocol": "Call the scaler's methods in their order, once each.",
     "save_scaler_state": "Save and load the scaler's state with the checkpoint.",
+    "refresh_copies": "Cast the weights anew after they have changed.",
     "separate_scalers": "Use one scaler for each loss and optimizer.",
     "emulate_casts": "Let the compiler round where eager code rounds.",
     "change_backend": "Compile with another backend.",

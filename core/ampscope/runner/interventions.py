@@ -1,18 +1,20 @@
 """Interventions: one change each, applied to a script from outside and taken back on exit.
 
 A scaler where there is none; every scaler's scale and how it adapts; every optimizer's step; a
-scaler for each loss; ``unscale_`` before a clip.
+scaler for each loss; half copies of weights that follow them; ``unscale_`` before a clip.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from ampscope.capture.tensors import HALF
@@ -280,6 +282,54 @@ class _Shared:
             )
             parts.append(fresh)
         return parts[at]
+
+
+@contextlib.contextmanager
+def fresh_casts() -> Iterator[None]:
+    """Autocast casts a weight each time that an op takes it, and half copies of weights that the
+    script keeps are written anew after each optimizer step."""
+    kept = _KeptCopies()
+
+    def enter(original: Any, region: Any) -> Any:
+        region._cache_enabled = False
+        return original(region)
+
+    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        kept.refresh()
+
+    with Patches() as patches, OPTIMIZER_POST.subscribe(stepped), kept:
+        patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", enter)
+        yield
+
+
+class _KeptCopies(TorchFunctionMode):
+    """Half tensors that the script's own calls cast fp32 weights to, while both are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pairs: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = []  # copy, weight
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in _CASTS and isinstance(made, Tensor) and made.dtype in HALF:
+            weight = args[0]
+            if weight.dtype is torch.float32 and weight.is_leaf and weight.requires_grad:
+                self._pairs.append((weakref.ref(made), weakref.ref(weight)))
+        return made
+
+    def refresh(self) -> None:
+        """Write the copies anew. Backward passes that took them are over."""
+        alive = [(copy, weight) for copy, weight in self._pairs if copy() is not None]
+        self._pairs = alive
+        for held, source in alive:
+            copy, weight = held(), source()
+            if copy is not None and weight is not None:
+                copy.data.copy_(weight.data)
+
+
+_CASTS = frozenset({Tensor.half, Tensor.bfloat16, Tensor.to, Tensor.type, Tensor.type_as})
 
 
 @contextlib.contextmanager

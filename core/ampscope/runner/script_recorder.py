@@ -199,6 +199,7 @@ class ScriptRecorder:
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
+            *self.watch.copies.records(),
             *self._line_uses.records(),
             *self.sites.records(),
             *self.requests.records(),

@@ -30,6 +30,7 @@ from ampscope.capture.script.gradients_by_hand import (
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch, autocast_keys
 from ampscope.capture.script.optimizer_steps import OptimizerSteps
+from ampscope.capture.script.stale_copies import Region
 from ampscope.capture.tensors import AUTOCAST_KINDS, is_capturing, readable
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.capture.user_objects import IdSet, parameters, parameters_of
@@ -73,6 +74,7 @@ class CallLog(StepListener):
         self._hand_scaled: set[str] = set()  # lines of backward passes
         self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
         self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
+        self._regions = 0  # outermost ones so far
         self.failures = steps.failures
         self._events = StepEvents(watch, self, steps, guard=_OutsideGraphs(self.failures))
         self._patches = ContainedPatches(self.failures, "calls of torch's functions")
@@ -397,6 +399,9 @@ class CallLog(StepListener):
         self._open.append(dtype)
         self._watch.autocast = dtype
         line = self._calls.line()
+        if len(self._open) == 1:
+            self._regions += 1
+            self._watch.region = Region(self._regions, line)
         if (dtype, line) not in self._seen:
             self._seen.add((dtype, line))
             note = str(region.device)
@@ -409,6 +414,8 @@ class CallLog(StepListener):
         if self._open:
             self._open.pop()
         self._watch.autocast = self._open[-1] if self._open else ""
+        if not self._open:
+            self._watch.region = None
         left = original(region, *args)
         self._watch.autocast_keys = autocast_keys()
         return left

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampscope.capture.own_ops import own_ops
+from ampscope.capture.script.stale_copies import WeightCopy
 from ampscope.capture.tensors import has_own_memory
 
 PROVENANCE = "_ampscope_provenance"
@@ -39,7 +40,7 @@ class Provenance:
     Names are flattened and bounded: a linked graph of ops would keep a whole training run alive.
     """
 
-    __slots__ = ("learned", "names", "parameter", "scalar", "watchers")
+    __slots__ = ("copied", "learned", "names", "parameter", "scalar", "watchers")
 
     def __init__(
         self, name: str, parents: list[Provenance], watchers: tuple[int, ...], scalar: float | None
@@ -50,6 +51,7 @@ class Provenance:
         self.watchers = watchers  # bad ops whose consumers are still being collected
         self.parameter = False  # a view or cast of a parameter
         self.learned = False  # it depends on parameters or gradients
+        self.copied: WeightCopy | None = None  # a half copy of a weight, or a view of one
         self.scalar = scalar  # the Python constant that the op took, if any
 
 

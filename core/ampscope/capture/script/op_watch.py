@@ -36,6 +36,7 @@ from ampscope.capture.script.nonfinite_reads import COMPARED_MARK, ITEM, OWN_COD
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
 from ampscope.capture.script.op_uses import OpUses
+from ampscope.capture.script.stale_copies import Region, StaleCopies, WeightCopy
 from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
 from ampscope.number_words import plural
@@ -95,7 +96,9 @@ class OpWatch(StepListener):
         self.failures = Failures()
         self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.op_lists
         self._known_ops: set[tuple[int, torch.dtype]] = set()
+        self.region: Region | None = None  # the outermost autocast region that is open
         self.uses = OpUses()
+        self.copies = StaleCopies()
         self.taints = op_taint.Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
         self.writes = WriteLines(lines)
@@ -225,10 +228,10 @@ class OpWatch(StepListener):
         """Look at one op that has just run."""
         self.seen_ops += 1
         self._note_gap(call)
-        provenance = self._provenance(call)
+        results = op_facts.tensors(out, None)
+        provenance = self._provenance(call, results)
         if call.node is None and torch.is_grad_enabled():
             self._origins.remember()
-        results = op_facts.tensors(out, None)
         if self._on_half is not None and any(t.dtype in HALF for t in results):
             self.half_begins()
         for tensor in results:
@@ -357,13 +360,37 @@ class OpWatch(StepListener):
                 if op_lists.concerned(*named):
                     self.gap_ops.add(named)
 
-    def _provenance(self, call: OpCall) -> Provenance:
+    def _provenance(self, call: OpCall, results: list[Tensor]) -> Provenance:
         parents = [m for t in call.tensors if (m := op_taint.provenance_of(t)) is not None]
         watchers = self._bad.note_consumer(call.name, parents)
         provenance = Provenance(call.name, parents, watchers, op_taint.constant(call.args))
         provenance.parameter = op_taint.is_still_parameter(call.name, call.tensors)
         provenance.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
+        if call.node is None and not self.in_optimizer:
+            provenance.copied = self._copied(call, parents, results)
         return provenance
+
+    def _copied(
+        self, call: OpCall, parents: list[Provenance], results: list[Tensor]
+    ) -> WeightCopy | None:
+        """The half copy of a weight that ``call`` makes or gives a view of. An op that takes one
+        is a use of it."""
+        if call.name == "_to_copy" and call.tensors and results:
+            line = functools.partial(self._line_of, call)
+            return self.copies.made(call.tensors[0], results[0], self.region, line)
+        held = [p.copied for p in parents if p.copied is not None]
+        if call.name in op_taint.PASSES_ON:
+            return held[0] if held else None
+        for copy in held:
+            module = functools.partial(self._module_of, call)
+            self.copies.used(copy, f"aten.{call.name}", self._step, self.region, module)
+        return None
+
+    def _module_of(self, call: OpCall) -> str:
+        return self._origins.names(call.node)[0]
+
+    def _line_of(self, call: OpCall) -> str:
+        return self._origins.names(call.node)[1]
 
     def _note_replaced(self, call: OpCall, results: list[Tensor]) -> None:
         """An op of a backward pass: does a hook of the script's make finite numbers of others
