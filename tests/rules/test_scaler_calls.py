@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import Call
+from ampscope.observations import Call, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     BACKWARD,
@@ -175,6 +177,69 @@ def test_a_clip_of_gradients_that_were_divided_by_hand_is_right(norm: float, say
 def test_an_optimizer_without_scaler_beside_one_with_it_bypasses_nothing() -> None:
     second = (ZERO_1, PLAIN_BACKWARD, DIRECT_1)
     assert seen("scaler_bypassed", *SCALED_LOOP, *second) is Status.PASSED
+
+
+def _norms(scale: float = 1.0, of: str = "abc") -> list[ParameterGradient]:
+    """First gradients of three parameters; those in ``of`` times ``scale``."""
+    return [
+        ParameterGradient(0, "optimizer0", name, n, 100, 0, 0, 0.1 * (n + 1) * times)
+        for n, name in enumerate("abc")
+        for times in [scale if name in of else 1.0]
+    ]
+
+
+def _carrying(times: float, of: str = "abc", moved: float = 1.0, **facts: object) -> Evidence:
+    """A run through the scaler, its first gradients ``times`` those of fp32, its first step
+    ``moved`` times as long."""
+    norms = [a.norm or 0.0 for a in _norms(times, of)]
+    total, plain = math.hypot(*norms), math.hypot(0.1, 0.2, 0.3)
+    own = steps(grad_norm=total, update_norm=0.1 * plain * moved, lr=0.1, **facts)
+    control = steps(grad_norm=plain, update_norm=0.1 * plain, lr=0.1, **WITHOUT_SCALER)
+    full = run(control, *_norms(), control="fp32", uses_autocast="")
+    return evidence(run(own, *_norms(times, of)), full)
+
+
+@pytest.mark.parametrize(
+    ("times", "of", "moved", "says"),
+    [
+        (1 / 65536, "abc", 1 / 65536, Status.FOUND),  # unscaled twice
+        (65536.0, "abc", 65536.0, Status.FOUND),  # scaled twice
+        (65536.0**-2, "abc", 65536.0**-2, Status.FOUND),
+        (1 / 65536, "abc", 1.0, Status.LATENT),  # Adam's first step is as long
+        (1 / 65536, "ab", 1.0, Status.FOUND),  # shared by two optimizers, of SGD
+        (1.2 / 65536, "abc", 1.0, Status.LATENT),  # half gradients of another length
+        (1.0, "abc", 1.0, Status.PASSED),
+        (1 / 8.0, "abc", 1 / 8.0, Status.PASSED),  # accumulation that divides in one run alone
+        (0.9 / 300, "abc", 1.0, Status.PASSED),  # a clip
+        (1 / 20000, "ab", 1.0, Status.PASSED),  # flushed to zero, but for a little
+    ],
+)
+def test_a_power_of_the_scale_in_the_gradients_tells_how_often_it_was_applied(
+    times: float, of: str, moved: float, says: Status
+) -> None:
+    assert status("scaler_bypassed", _carrying(times, of, moved)) is says
+
+
+def test_a_clip_that_leaves_its_limit_over_the_scale_is_no_second_division() -> None:
+    made = _carrying(1 / 65536, moved=1 / 65536)
+    calls = log((ZERO, SCALE, BACKWARD, replace(CLIP, line="t.py:1"), STEP, UPDATE))
+    clipped = run([*made.baseline.steps, *_norms(1 / 65536)], calls=calls)
+    assert status("scaler_bypassed", evidence(clipped, made.fp32)) is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [(1024.0**2, Status.FOUND), (1024.0, Status.NOT_APPLICABLE), (1.0, Status.NOT_APPLICABLE)],
+)
+def test_a_factor_by_hand_that_is_divided_out_twice_is_found(over: float, says: Status) -> None:
+    """Undivided it may be the weight of the loss."""
+    note = replace(PLAIN_BACKWARD, note="mul 1024.0")
+    norm = 512.0 / over
+    own = steps(
+        grad_norm=norm, backward_norm=512.0, update_norm=0.1 * norm, lr=0.1, **WITHOUT_SCALER
+    )
+    made = evidence(run(own, calls=log((ZERO, note, DIRECT_STEP))), None)
+    assert status("scaler_bypassed", made) is says
 
 
 def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones() -> None:
