@@ -4,7 +4,7 @@ A control is a list of parts, joined with ``;``. A part is a name, or a name wit
 
     as_is  compiled  fp32  bf16  scale:1024 (frozen)  init_scale:1024  growth_interval:2000
     add_scaler  unscale_first  lr:0.1  eps:1e-4  fp32_params  fp32_state  separate_scalers
-    fresh_casts
+    fresh_casts  cleared_grads
     fp32_modules:encoder.0,head  fp32_lines:train.py:41  op_lists:softmax=half
 
     >>> tried = Control("bf16;fp32_modules:encoder.0,head")
@@ -79,6 +79,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "fp32_state": _Kind("with the optimizer's state in fp32", fix="fp32_optimizer_state"),
     "separate_scalers": _Kind("with a scaler for each loss", fix="separate_scalers"),
     "fresh_casts": _Kind("with half copies of weights made anew", fix="refresh_copies"),
+    "cleared_grads": _Kind("with gradients cleared after every step"),
     "scale": _Kind("at a loss scale frozen at {}", _NUMBER),
     "init_scale": _Kind("with an initial loss scale of {}", _NUMBER, "change_scale"),
     "growth_interval": _Kind("with a growth interval of {}", _NUMBER, is_whole=True),

@@ -14,13 +14,19 @@ from benchmarks.healthy import SCRIPTS, diagnosed
 
 NAMES = sorted(p.stem for p in SCRIPTS.glob("*.py") if p.stem != "__init__")
 # One for each kind of evidence that was once misread: rounding, the scale's search, who unscales,
-# a limit that cuts nothing, a loss that grows, an evaluation with infinities.
+# a limit that cuts nothing, a loss that grows, an evaluation with infinities; and steps that
+# evaluate more than once.
 ALWAYS = (
+    "asam_two_scalers",
     "bf16_stochastic_rounding",
     "clip_inf_logs_norm",
     "critic_bf16_loss_grows",
+    "extragradient_amp",
+    "lbfgs_closure_scaled",
+    "lookahead_through_scaler",
     "masked_policy_eval",
     "sam_amp",
+    "sam_updates_between",
     "scale_search_from_2_32",
 )
 

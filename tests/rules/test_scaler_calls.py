@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import Call
+from ampscope.observations import Call, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     BACKWARD,
@@ -177,6 +179,69 @@ def test_an_optimizer_without_scaler_beside_one_with_it_bypasses_nothing() -> No
     assert seen("scaler_bypassed", *SCALED_LOOP, *second) is Status.PASSED
 
 
+def _norms(scale: float = 1.0, of: str = "abc") -> list[ParameterGradient]:
+    """First gradients of three parameters; those in ``of`` times ``scale``."""
+    return [
+        ParameterGradient(0, "optimizer0", name, n, 100, 0, 0, 0.1 * (n + 1) * times)
+        for n, name in enumerate("abc")
+        for times in [scale if name in of else 1.0]
+    ]
+
+
+def _carrying(times: float, of: str = "abc", moved: float = 1.0, **facts: object) -> Evidence:
+    """A run through the scaler, its first gradients ``times`` those of fp32, its first step
+    ``moved`` times as long."""
+    norms = [a.norm or 0.0 for a in _norms(times, of)]
+    total, plain = math.hypot(*norms), math.hypot(0.1, 0.2, 0.3)
+    own = steps(grad_norm=total, update_norm=0.1 * plain * moved, lr=0.1, **facts)
+    control = steps(grad_norm=plain, update_norm=0.1 * plain, lr=0.1, **WITHOUT_SCALER)
+    full = run(control, *_norms(), control="fp32", uses_autocast="")
+    return evidence(run(own, *_norms(times, of)), full)
+
+
+@pytest.mark.parametrize(
+    ("times", "of", "moved", "says"),
+    [
+        (1 / 65536, "abc", 1 / 65536, Status.FOUND),  # unscaled twice
+        (65536.0, "abc", 65536.0, Status.FOUND),  # scaled twice
+        (65536.0**-2, "abc", 65536.0**-2, Status.FOUND),
+        (1 / 65536, "abc", 1.0, Status.LATENT),  # Adam's first step is as long
+        (1 / 65536, "ab", 1.0, Status.FOUND),  # shared by two optimizers, of SGD
+        (1.2 / 65536, "abc", 1.0, Status.LATENT),  # half gradients of another length
+        (1.0, "abc", 1.0, Status.PASSED),
+        (1 / 8.0, "abc", 1 / 8.0, Status.PASSED),  # accumulation that divides in one run alone
+        (0.9 / 300, "abc", 1.0, Status.PASSED),  # a clip
+        (1 / 20000, "ab", 1.0, Status.PASSED),  # flushed to zero, but for a little
+    ],
+)
+def test_a_power_of_the_scale_in_the_gradients_tells_how_often_it_was_applied(
+    times: float, of: str, moved: float, says: Status
+) -> None:
+    assert status("scaler_bypassed", _carrying(times, of, moved)) is says
+
+
+def test_a_clip_that_leaves_its_limit_over_the_scale_is_no_second_division() -> None:
+    made = _carrying(1 / 65536, moved=1 / 65536)
+    calls = log((ZERO, SCALE, BACKWARD, replace(CLIP, line="t.py:1"), STEP, UPDATE))
+    clipped = run([*made.baseline.steps, *_norms(1 / 65536)], calls=calls)
+    assert status("scaler_bypassed", evidence(clipped, made.fp32)) is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [(1024.0**2, Status.FOUND), (1024.0, Status.NOT_APPLICABLE), (1.0, Status.NOT_APPLICABLE)],
+)
+def test_a_factor_by_hand_that_is_divided_out_twice_is_found(over: float, says: Status) -> None:
+    """Undivided it may be the weight of the loss."""
+    note = replace(PLAIN_BACKWARD, note="mul 1024.0")
+    norm = 512.0 / over
+    own = steps(
+        grad_norm=norm, backward_norm=512.0, update_norm=0.1 * norm, lr=0.1, **WITHOUT_SCALER
+    )
+    made = evidence(run(own, calls=log((ZERO, note, DIRECT_STEP))), None)
+    assert status("scaler_bypassed", made) is says
+
+
 def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones() -> None:
     """zero_grad is called where a step was taken: always in fp32, and never once one is skipped."""
     cleared = steps(FLAT, **OVERFLOWED)
@@ -184,20 +249,33 @@ def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones(
     fp32 = fp32_run(None)  # its loop calls zero_grad
     cause = "accumulation_scale_mismatch"
     found = answers(evidence(run(kept, calls=log(SCALED_LOOP[1:])), fp32))[cause]
-    assert (found.status, found.line) == (Status.FOUND, "train.py:3")
-    assert "zero_grad at line train.py:1" in found.reason
+    assert (found.status, found.line) == (Status.FOUND, "train.py:1")  # the loop's zero_grad
+    assert found.fix.controls == ("cleared_grads",)
     falling = evidence(run(search(kept, 65536.0, STEPS), calls=log(SCALED_LOOP[1:])), fp32)
     assert causes(diagnose(falling)) == [cause]
     sound = (
         # Cleared, by zero_grad or by something that is not in the log, and skipped all the same.
         evidence(run(cleared, calls=log(SCALED_LOOP)), fp32),
         evidence(run(cleared, calls=log(SCALED_LOOP[1:])), fp32),
-        evidence(run(kept, calls=log(SCALED_LOOP[1:])), None),  # no run clears them by zero_grad
         # Taken without a zero_grad: they are cleared otherwise.
         evidence(run(but(kept, (9,), skipped=False, grad_nonfinite=0),
                      calls=log(SCALED_LOOP[1:])), fp32),
     )  # fmt: skip
     assert {status(cause, one) for one in sound} == {Status.PASSED}
+
+
+def test_what_should_clear_the_gradients_is_named_wherever_it_stands() -> None:
+    """No run calls zero_grad in its loop, or for another optimizer alone: then the step is named;
+    a single call before the loop is what should stand in it."""
+    cause, loop = "accumulation_scale_mismatch", log(SCALED_LOOP[1:])
+    kept = but(steps(FLAT, **OVERFLOWED), range(1, STEPS), kept_nonfinite=True)
+    never = answers(evidence(run(kept, calls=loop), None))[cause]
+    assert (never.status, never.line) == (Status.FOUND, "train.py:3")
+    other = answers(evidence(run(kept, calls=log((ZERO_1, *SCALED_LOOP[1:]))), None))[cause]
+    assert (other.status, other.line) == (Status.FOUND, "train.py:4")
+    before = [replace(ZERO, seq=-1, line="train.py:77"), *loop]
+    once = answers(evidence(run(kept, calls=before), None))[cause]
+    assert (once.status, once.line) == (Status.FOUND, "train.py:77")
 
 
 def test_accumulation_may_unscale_and_update_at_its_end() -> None:

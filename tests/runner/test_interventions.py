@@ -42,8 +42,8 @@ PATCHED: list[tuple[Any, str]] = [
 ]  # fmt: skip
 WORDS = ("fp32", "bf16", "scale:8", "init_scale:8", "growth_interval:3", "add_scaler",
          "unscale_first", "lr:0.5", "eps:1e-3", "fp32_params", "fp32_state", "separate_scalers",
-         "fresh_casts",
-         "fp32_modules:0,2", "fp32_lines:train.py:1", "as_is", "scale:8;lr:0.5")  # fmt: skip
+         "fresh_casts", "cleared_grads", "fp32_modules:0,2", "fp32_lines:train.py:1", "as_is",
+         "scale:8;lr:0.5")  # fmt: skip
 
 
 def _state() -> list[object]:

@@ -10,7 +10,7 @@ Why it matters
     Infinity stays infinite whatever is added to it: the scale falls, and nothing is learned.
 
 Blind spots
-    What a skipped step left, in a script that never calls zero_grad.
+    What the script keeps in buffers of its own and adds to .grad itself.
 
 Remedy
     unscale_, step and update only at the end of the window; zero_grad also after a skipped step.
@@ -32,8 +32,8 @@ def check(evidence: Evidence) -> Verdict:
     if not run.has_scaler:
         return not_applicable("No loss was scaled.")
     wrong = [(w, call) for w in windows(run) for call in [_inside(w)] if call is not None]
-    if not wrong and (kept := _kept_gradients(evidence)):
-        return _never_cleared(run, kept, _clearing(evidence))
+    if not wrong and (kept := _kept_gradients(run)):
+        return _never_cleared(evidence, kept)
     if not wrong:
         return passed("Every window was unscaled and updated at its end only.")
     window, call = wrong[0]
@@ -73,39 +73,53 @@ PATCH = """for i, batch in enumerate(loader):
 MIN_KEPT = 3  # steps: one or two may be those of a search that goes on
 
 
-def _kept_gradients(evidence: Evidence) -> list[OptimizerStep]:
-    """Steps that were skipped while the gradients of an earlier skipped step were still there. The
-    empty list where one of them was taken, or no run has a zero_grad to point at."""
-    kept = [a for a in evidence.baseline.steps if a.kept_nonfinite]
-    is_sure = len(kept) >= MIN_KEPT and all(a.skipped for a in kept) and _clearing(evidence)
-    return kept if is_sure else []
+def _kept_gradients(run: RunView) -> list[OptimizerStep]:
+    """Steps that were skipped while the gradients of an earlier skipped step were still there, one
+    optimizer's. The empty list where one of them was taken: they are cleared otherwise."""
+    names = dict.fromkeys(a.optimizer for a in run.steps if a.kept_nonfinite)
+    for name in names:
+        kept = [a for a in run.steps if a.kept_nonfinite and a.optimizer == name]
+        if len(kept) >= MIN_KEPT and all(a.skipped for a in kept):
+            return kept
+    return []
 
 
-def _clearing(evidence: Evidence) -> Call | None:
-    """The first zero_grad of a run that calls it before each step from the second on, as far as its
-    calls are kept. A single call, before the loop or once an epoch, clears nothing."""
+def _clearing(evidence: Evidence, optimizer: str) -> tuple[Call | None, bool]:
+    """The zero_grad that should clear the gradients, and whether some run calls it before each
+    step from the second on, as far as its calls are kept: then a condition keeps it from being
+    called. Without such a run, any zero_grad for this optimizer: one before the loop, or once an
+    epoch."""
+    any_call: Call | None = None
     for run in evidence.runs.values():
-        cleared = {call.step: call for call in reversed(run.calls) if call.name == "zero_grad"}
+        own = [c for c in run.calls if c.name == "zero_grad" and c.subject in (optimizer, "model")]
+        any_call = any_call or next((c for c in own if c.line), None)
+        cleared = {call.step: call for call in reversed(own)}
         last = max((call.step for call in run.calls), default=0)
-        stepped = sorted({a.step for a in run.steps if a.step <= last})
-        if len(stepped) > 1 and cleared.keys() >= {*stepped[1:]}:
-            return cleared[min(cleared)]
-    return None
+        stepped = {a.step for a in run.steps if a.step <= last and a.optimizer == optimizer}
+        if len(stepped) > 1 and cleared.keys() >= stepped - {min(stepped)}:
+            return cleared[min(cleared)], True
+    return any_call, False
 
 
-def _never_cleared(run: RunView, kept: list[OptimizerStep], clearing: Call | None) -> Verdict:
-    first = kept[0]
+def _never_cleared(evidence: Evidence, kept: list[OptimizerStep]) -> Verdict:
+    run, first = evidence.baseline, kept[0]
+    clearing, is_conditional = _clearing(evidence, first.optimizer)
     calls = [c for c in run.calls if c.name == "scaler_step" and not c.nested]
     line = next((c.line for c in calls if c.note == first.optimizer), "")
     there = f" at line {line}" if line else ""
-    at = f" at line {clearing.line}" if clearing is not None and clearing.line else ""
+    at = clearing.line if clearing is not None else ""
+    named = f"the zero_grad{f' at line {at}' if at else ''} does not come"
+    if clearing is None:
+        named = "no zero_grad comes"
+    elif is_conditional:
+        named += " under all conditions"
     return Verdict(
         Status.FOUND,
-        f"The gradients of a skipped step are not cleared: the zero_grad{at} does not come between "
-        f"it and the next scaler.step{there}, {len(kept)} times. What is not finite stays in "
-        ".grad, so each of these steps is skipped as well, and the scale falls.",
+        f"The gradients of a skipped step are not cleared: {named} between it and the next "
+        f"scaler.step{there}, {len(kept)} times. What is not finite stays in .grad, so each of "
+        "these steps is skipped as well, and the scale falls.",
         step=first.step,
-        line=line,
+        line=at or line,
         evidence=(
             Measurement("steps on gradients of a skipped one", len(kept), 0, BASELINE, first.step),
         ),
@@ -113,6 +127,7 @@ def _never_cleared(run: RunView, kept: list[OptimizerStep], clearing: Call | Non
             "scaler_protocol",
             "Call zero_grad after every step, also after one that the scaler skipped.",
             CLEARED,
+            ("cleared_grads",),
         ),
     )
 

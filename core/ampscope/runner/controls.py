@@ -505,6 +505,7 @@ _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32_state": interventions.fp32_state,
     "separate_scalers": interventions.separate_scalers,
     "fresh_casts": interventions.fresh_casts,
+    "cleared_grads": interventions.cleared_gradients,
     "eager_casts": partial(inductor_switch, "emulate_precision_casts"),
     "eager_random": partial(inductor_switch, "fallback_random"),
 }

@@ -1,7 +1,8 @@
 """Interventions: one change each, applied to a script from outside and taken back on exit.
 
 A scaler where there is none; every scaler's scale and how it adapts; every optimizer's step; a
-scaler for each loss; half copies of weights that follow them; ``unscale_`` before a clip.
+scaler for each loss; half copies of weights that follow them; ``unscale_`` before a clip; gradients
+that are cleared after each step.
 """
 
 from __future__ import annotations
@@ -370,3 +371,41 @@ class _Protocol(StepListener):
             if own and scaler is not None:
                 with contextlib.suppress(RuntimeError):  # unscaled already, or no gradients yet
                     scaler.unscale_(optimizer)
+
+
+@contextlib.contextmanager
+def cleared_gradients() -> Iterator[None]:
+    """The first backward pass after an optimizer's step, taken or skipped, finds its gradients at
+    zero, in the same memory: the script may hold that."""
+    clearing = _Clearing()
+    with Patches() as patches, StepEvents(clearing):
+        patches.wrap(torch.autograd, "backward", clearing.backward)
+        yield
+
+
+class _Clearing(StepListener):
+    """The optimizers that have stepped since the last backward pass."""
+
+    def __init__(self) -> None:
+        self._stepped: dict[int, Optimizer] = {}
+
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
+        self._stepped[id(optimizer)] = optimizer
+
+    def after_scaler_step(
+        self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        self._stepped[id(optimizer)] = optimizer
+
+    @torch.no_grad()
+    def _clear(self) -> None:
+        for optimizer in self._stepped.values():
+            for p in parameters_of(optimizer):
+                if p.grad is not None:
+                    p.grad.detach().zero_()
+        self._stepped.clear()
+
+    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of any loss. ``Tensor.backward`` comes by here as well."""
+        self._clear()
+        return original(*args, **kwargs)
