@@ -20,6 +20,7 @@ ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by les
 MIN_DUE = 8.0  # spacings: rounding that keeps the mean leaves all out with a chance of e^-8
 FALLS = 0.5  # of what is due; rounding to nearest takes at least 2/3 of a fall beyond a spacing
 MIN_LOST = 0.01  # of the second moments that came back
+TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
 LEAPS = 3.0  # times the usual update norm
 NEAR = 10  # steps before that say what is usual
 SETTLED = 20  # steps after which a fresh second moment is one
@@ -130,11 +131,14 @@ class RoundTrip:
     beside: str  # whose the usual one is
     loss_before: float | None  # usual; None where the loss rose no further than it scatters
     loss_after: float | None
+    was_last: bool  # no loss follows that could tell
 
     @property
     def harms(self) -> bool:
-        """The loss rose, or moments are infinite, whose weights stand still from then on."""
-        return self.loss_after is not None or bool(self.first.state_nonfinite)
+        """The loss rose, or would after so large a step; or moments are infinite, whose weights
+        stand still from then on."""
+        leaps = self.was_last and (self.leap or 0.0) > TOO_LARGE
+        return self.loss_after is not None or leaps or bool(self.first.state_nonfinite)
 
 
 def round_trip(run: RunView, fp32: RunView | None) -> RoundTrip | None:
@@ -179,8 +183,9 @@ def _first_step_of(steps: Sequence[OptimizerStep], place: int, fp32: RunView | N
     before, scatter = (f(losses) if len(losses) > 2 else 0.0 for f in (_mean, statistics.pstdev))
     reached = _mean(after) if after else 0.0
     rises = reached > before + max((RISES - 1) * abs(before), SCATTER * scatter)
-    told = rises and len(losses) > 2 and len(after) == FELT
-    return RoundTrip(first, leap, beside, before if told else None, reached if told else None)
+    told = bool(after) and rises and len(losses) > 2
+    felt = (before, reached) if told else (None, None)
+    return RoundTrip(first, leap, beside, felt[0], felt[1], was_last=not after)
 
 
 def _alike(one: OptimizerStep, other: OptimizerStep) -> bool:

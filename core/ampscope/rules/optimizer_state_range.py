@@ -29,6 +29,7 @@ from ampscope.analysis.half_optimizer_state import (
     LEAPS,
     MIN_LOST,
     RIGID,
+    TOO_LARGE,
     HalfState,
     LostDecay,
     RoundTrip,
@@ -52,7 +53,6 @@ from ampscope.rules.verdict import (
     passed,
 )
 
-TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
 MOSTLY_DEAD = 0.5  # below that, updates that are too small are the simpler reason to stand still
 
 

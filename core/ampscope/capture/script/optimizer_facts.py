@@ -125,7 +125,7 @@ def _written(held: list[tuple[Tensor, dict[str, Any]]]) -> dict[str, Any]:
     alive_count, dead_count = sum(counted[: len(alive)]), sum(counted[len(alive) :])
     sampled = (torch.cat(on_host(parts)).float() for parts in kinds.values())
     finite = (values[torch.isfinite(values) & (values != 0)] for values in sampled)
-    formats = {half_format_of(n) for n in finite if n.unique().numel() >= MIN_HELD}
+    formats = {half_format_of(n) for n in finite if torch.unique(n).numel() >= MIN_HELD}
     return {
         "written_in": "+".join(sorted(formats - {""})),
         "written_zero_share": dead_count / alive_count if alive_count else None,
