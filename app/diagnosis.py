@@ -30,7 +30,6 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher.script_runs import folder_of
 from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
-from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunInfo, State
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Rule, Status, Verdict
@@ -38,7 +37,7 @@ from ampscope.story import diagnosis as story
 from ampscope.story import document as doc
 from ampscope.story import fix_words
 from ampscope.story import verdict_words as words
-from ampscope.story.run_words import file_name
+from ampscope.story.run_words import file_name, script_command
 from app import chart, links, options, permissions, render, states, store, telemetry
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import DiagnosisCase
@@ -233,18 +232,6 @@ def show_state(case: DiagnosisCase) -> None:
 def _may_stop(case: DiagnosisCase, active: list[RunInfo]) -> bool:
     is_running = bool(active) or diagnoses.job_is_running(case.script)
     return is_running and permissions.is_trusted()
-
-
-def script_command(run: RunInfo, extra: str = "") -> str:
-    """The command that diagnoses this script again."""
-    spec = run.spec
-    policy = " --policy cuda" if spec.policy == "cuda" else ""
-    if policy and spec.rehearsed in PROFILES.keys() - {USUAL}:
-        policy += f" --as {spec.rehearsed}"
-    words = shlex.join([*spec.workload.split(" ", 1), *spec.args])
-    if not spec.workload.startswith("-m "):
-        words = shlex.join([spec.workload, *spec.args])
-    return f"ampscope diagnose{policy}{extra} {words}"
 
 
 def _picked(heads: list[RunInfo]) -> RunInfo:

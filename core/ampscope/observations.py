@@ -66,7 +66,8 @@ class Call:
     """One watched call, in the order in which it was made.
 
     ``name``: scale, unscale_, scaler_step, update, optimizer_step, zero_grad, backward, grad, clip,
-    autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load;
+    autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load,
+    load_state (of an optimizer);
     cast, of a module that had fp32 parameters to ``dtype``;
     inputs, the first model's first call; and read: the script looked at a value that was not finite
     and then left the batch. ``subject`` of a read is :data:`READ_LOSS` or :data:`READ_GRADIENT`,
@@ -130,6 +131,11 @@ class OptimizerStep:
     state_fall_due: float | None = None
     state_fall_done: float | None = None
     state_decay: float | None = None
+    # Of a state in fp32 that something else than a step has written since this optimizer's last
+    # one, as a checkpoint that is loaded: the half formats that hold all sampled numbers of a kind
+    # of state, and the share of second moments that are zero although their first moments are not.
+    written_in: str = ""
+    written_zero_share: float | None = None
     # The scaler skipped this optimizer's step before, and what was not finite was still in its
     # parameters' grad at each of the one or more backward passes since.
     kept_nonfinite: bool = False

@@ -18,7 +18,7 @@ from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
-from ampscope.observations import OpUse
+from ampscope.observations import HalfSite, OpUse
 from ampscope.render.contract import to_json
 from ampscope.render.markdown import to_markdown, to_notebook
 from ampscope.render.terminal import print_sections
@@ -27,7 +27,7 @@ from ampscope.story.build import document
 from ampscope.story.diagnosis import summary
 from ampscope.story.verdict_words import precision_headline, precision_no_fault, verdict
 from tests.helpers import script_stores
-from tests.helpers.evidence_making import fp32_run, run, steps
+from tests.helpers.evidence_making import WITHOUT_SCALER, evidence, fp32_run, run, steps
 from tests.helpers.script_runner import Runner, spec, write_script
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
@@ -277,3 +277,19 @@ def test_what_was_stopped_is_told_alike_everywhere(
     assert sentence in page
     assert sentence in terminal
     assert sentence in written
+
+
+def test_a_bf16_control_repeats_a_script_in_bf16() -> None:
+    """Not where anything is in fp16, nor where there is a scaler that it would switch off."""
+    in_bf16 = {"uses_autocast": "bf16", "flop_dtypes": ("bf16",)}
+    plain = steps(**WITHOUT_SCALER)
+    assert evidence(run(plain, **in_bf16)).already_in_bf16
+    site = HalfSite("cast", "train.py:3", "Tensor.half", "fp16")
+    others = [
+        run(steps(), **in_bf16),
+        run(plain, site, **in_bf16),
+        run(steps(**WITHOUT_SCALER, state_dtypes="fp16"), **in_bf16),
+        run(plain, uses_autocast="fp16", flop_dtypes=("fp16",)),
+        run(plain, uses_autocast=""),
+    ]
+    assert not any(evidence(other).already_in_bf16 for other in others)

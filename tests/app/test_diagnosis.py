@@ -25,7 +25,8 @@ from ampscope.records import RunInfo, RunSpec, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
 from ampscope.store.writer import keep_conclusion
-from app.diagnosis import documentation_sections, run_names, script_command, time_left
+from ampscope.story.run_words import script_command
+from app.diagnosis import documentation_sections, run_names, time_left
 from app.runs import diagnoses, workload_choice
 from tests.helpers import script_stores, stores
 from tests.helpers.pages import links, texts

@@ -497,3 +497,58 @@ def test_gradients_that_are_set_anew_each_time_keep_nothing() -> None:
             own.update()
     assert [a.skipped for a in seen.steps.records] == [True] * 6
     assert not any(a.kept_nonfinite for a in seen.steps.records)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("how", ["load", "in place"])
+def test_a_state_that_came_back_through_half(dtype: torch.dtype, how: str) -> None:
+    """Against NumPy: which second moments of the state itself fp16 makes zero. Steps before and
+    after, which find the state as the last one left it, look at nothing."""
+    model = small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    x, y = batch(0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (mse_loss(model(x), y) * 1e-3).backward()
+        optimizer.step()
+
+    with watched() as seen:
+        step()
+        step()
+        moments = [(s["exp_avg"], s["exp_avg_sq"]) for s in optimizer.state.values()]
+        first = np.concatenate([m.numpy().ravel() for m, _ in moments])
+        second = np.concatenate([v.numpy().ravel() for _, v in moments])
+        if how == "load":
+            stored = copy.deepcopy(optimizer.state_dict())
+            for held in stored["state"].values():
+                held |= {k: v.to(dtype) for k, v in held.items() if v.dim()}
+            optimizer.load_state_dict(stored)
+        else:
+            for pair in moments:
+                for moment in pair:
+                    moment.copy_(moment.to(dtype))
+        step()
+        step()
+    records = seen.steps.records
+    assert [a.written_zero_share is None for a in records] == [True, True, False, True]
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: ""}[dtype]
+    assert records[2].written_in == name
+    if dtype is torch.float16:
+        first, second = first.astype(np.float16), second.astype(np.float16)
+        lost = ((second == 0) & (first != 0)).sum() / (first != 0).sum()
+        assert records[2].written_zero_share == pytest.approx(lost)
+        assert lost > 0.5
+    else:
+        assert records[2].written_zero_share == 0
+
+
+def test_rmsprop_that_begins_from_zeros_has_lost_nothing() -> None:
+    """A state that was made before the first step is no half one."""
+    model = small_net()
+    optimizer = torch.optim.RMSprop(model.parameters(), 1e-4)
+    for p in model.parameters():
+        optimizer.state[p] = {"step": torch.zeros(()), "square_avg": torch.zeros_like(p)}
+    with watched() as seen:
+        train(model, optimizer, scaler(), steps=2)
+    assert [a.written_in for a in seen.steps.records] == ["", ""]

@@ -12,12 +12,13 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.healing import follows
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
-from ampscope.diagnosis.cure import by_trials, is_cured
+from ampscope.control import Control
+from ampscope.diagnosis.cure import by_trials, follows, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
-from ampscope.diagnosis.result import price
+from ampscope.diagnosis.result import price, trial_of
 from ampscope.observations import Call, Outcome
 from ampscope.render.contract import document
-from ampscope.rules.verdict import Fix, Status, Verdict
+from ampscope.rules.verdict import FIX_KINDS, FP32_TRAINING, Fix, Status, Verdict
 from ampscope.store.reader import Reader
 from ampscope.story import fix_words
 from tests.helpers import script_stores
@@ -31,6 +32,7 @@ from tests.helpers.evidence_making import (
     but,
     fp32_run,
     run,
+    scan,
     steps,
 )
 
@@ -222,3 +224,25 @@ def test_a_run_follows_by_half_of_the_progress(end: float, expected: bool) -> No
     falling = [2.0 - 0.1 * step for step in range(10)]
     own = [*falling[:5], 1.6, 1.6, 1.6, end, end]
     assert follows(run(steps(own)), fp32_run(steps(falling))) is expected
+
+
+def test_all_modules_in_fp32_are_no_fix(tmp_path: Path) -> None:
+    """fp32 training by another name: AMP does not suit the training, or something else is wrong."""
+    names = ("first", "second", "third")
+    before = run(steps(FLAT), *(scan("start", "parameter", f"{name}.weight") for name in names))
+    whole, part = (Control.of(fp32_modules=paths) for paths in (names, names[:2]))
+    fix = Fix("fp32_module", "Keep it.")
+    trials = [trial_of(c, fix, run(steps()), before, cured=True) for c in (whole, part)]
+    assert [t.kind for t in trials] == [FP32_TRAINING, "fp32_module"]
+    path = tmp_path / "r.db"
+    head = script_stores.overflow(path)
+    with Reader(path) as reader:
+        from ampscope.diagnosis.load import load_diagnosis
+
+        report = replace(load_diagnosis(reader, head), trials=(trials[0],))
+    assert fix_words.chosen(report) is None
+    assert fix_words.verified(report) is False
+    assert FIX_KINDS[FP32_TRAINING] in fix_words.seen(report)
+    assert fix_words.chosen(replace(report, trials=tuple(trials))) == trials[1]
+    line = trial_of("fp32_lines:train.py:6", fix, run(steps()), before, cured=True)
+    assert fix_words.best(replace(report, trials=(trials[1], line))) == line

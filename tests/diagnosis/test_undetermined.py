@@ -306,3 +306,31 @@ def test_a_search_that_leaves_too_few_steps_is_named_as_what_to_change(tmp_path:
     )
     assert "Start the scaler with a lower scale: init_scale=4096." in " ".join(report.notes)
     assert "Lower the scaler's initial scale" in printed(report)
+
+
+@pytest.mark.parametrize("outcome", [{}, {"ended": "steps"}])
+def test_a_colon_has_its_command_behind_it(outcome: dict[str, str], tmp_path: Path) -> None:
+    """Advice to diagnose a script again names the command, or ends without a colon."""
+    path = tmp_path / "r.db"
+    report = diagnosed(path, *BAD, UNKNOWN, **outcome)
+    (head,) = [r for r in report.runs.values() if r.spec.control == "as_is"]
+    said = printed(report).replace("│", " ").splitlines()
+    advice = next(n for n, text in enumerate(said) if "What to do:" in text)
+    assert said[advice].rstrip().endswith(":") is bool(outcome)
+    if outcome:
+        words = said[advice + 1].split()
+        assert words[:3] == ["ampscope", "diagnose", "--steps"]
+        assert int(words[3]) > report.judged_steps
+        assert words[-1] == head.spec.workload
+    imported = replace(head, spec=replace(head.spec, imported=True))
+    text = printed(replace(report, runs={**report.runs, "as_is": imported}))
+    assert "ampscope diagnose" not in text
+    assert "again over more steps:" not in text
+
+
+def test_bf16_is_no_advice_for_a_script_in_bf16(tmp_path: Path) -> None:
+    healthy_run(tmp_path / "r.db", "bf16")
+    facts: dict[str, object] = {"uses_autocast": "bf16", "flop_dtypes": ("bf16",)}
+    report = diagnosed(tmp_path / "r.db", *FLAT, **facts, flop_counts=(100,))
+    assert report.diagnosis.verdict == "inconclusive"
+    assert "use bf16" not in printed(report)

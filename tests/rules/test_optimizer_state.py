@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.findings import diagnose
+from ampscope.observations import HalfSite
 from ampscope.rules.verdict import Measurement, Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -189,3 +191,56 @@ def test_advice_is_of_the_optimizer_that_is_used() -> None:
     assert "Adam" not in said.fix.patch
     assert "eps" not in said.fix.text
     assert "eps:0.0001" not in said.fix.controls
+
+
+def _resumed(losses: tuple[float, ...], leap: float, zero: float = 0.4, kind: str = "fp16") -> Any:
+    """A step that follows a load in the middle of the run; usual steps move by 0.01."""
+    facts = {"written_in": kind, "written_zero_share": zero, "update_norm": 0.01 * leap}
+    return run(but(steps(losses, **WITHOUT_SCALER), [15], **facts))
+
+
+JUMPS = (*(1.0,) * 16, *(5.0,) * 5, *(1.0,) * 9)
+
+
+@pytest.mark.parametrize(
+    ("losses", "leap", "zero", "kind", "says"),
+    [
+        (JUMPS, 50.0, 0.4, "fp16", Status.FOUND),
+        ((1.0,) * 30, 50.0, 0.4, "fp16", Status.LATENT),  # the loss keeps its course
+        (JUMPS, 1.2, 0.4, "fp16", Status.NOT_APPLICABLE),  # the update does
+        (JUMPS, 50.0, 0.0, "bf16", Status.NOT_APPLICABLE),  # in range: another cause's
+        (JUMPS, 50.0, 0.4, "", Status.NOT_APPLICABLE),  # zeros of the training's own
+    ],
+)
+def test_moments_that_came_back_as_zeros(
+    losses: tuple[float, ...], leap: float, zero: float, kind: str, says: Status
+) -> None:
+    """The control, whose state went the same way, cannot heal it."""
+    made = evidence(_resumed(losses, leap, zero, kind), _resumed(losses, leap, zero, kind))
+    assert status("optimizer_state_range", made) is says
+    if says is Status.FOUND:
+        assert causes(diagnose(made)) == ["optimizer_state_range"]
+        found = answers(made)["optimizer_state_range"]
+        values = {m.name: m.value for m in found.evidence}
+        assert found.step == 15
+        assert values["update norm over that of the steps before"] == pytest.approx(50.0)
+        assert values["loss after it"] == 5.0
+
+
+def test_a_process_that_only_resumes_is_compared_with_its_later_steps() -> None:
+    losses = (1.0, *(5.0,) * 6, *(1.0,) * 33)
+    facts = {"written_in": "fp16", "written_zero_share": 0.4, "update_norm": 0.5}
+    made = run(but(steps(losses, **WITHOUT_SCALER), [0], **facts))
+    found = answers(evidence(made, made))["optimizer_state_range"]
+    assert found.status is Status.FOUND
+    assert {m.name: m.value for m in found.evidence}["update norm over that of later steps"] == 50
+
+
+def test_the_cast_of_the_moments_is_the_line() -> None:
+    site = HalfSite("cast", "train.py:49", "Tensor.half", "fp16", role="moments", zeroed=9, step=15)
+    other = replace(site, line="train.py:9", role="activations")
+    own = _resumed(JUMPS, 50.0)
+    made = RunView("as_is", "r", [*own.calls, *own.steps, site, other, own.outcome])
+    found = answers(evidence(made, made))["optimizer_state_range"]
+    assert found.line == "train.py:49"
+    assert found.fix.controls == ("fp32_lines:train.py:49",)

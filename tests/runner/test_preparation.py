@@ -340,9 +340,58 @@ def test_without_half_precision_the_window_begins_at_once(
     tmp_path: Path, half: str, text: str, grace_s: float, steps: int
 ) -> None:
     text = text.replace("torch.float16", "None") if "other" in text else text
-    result = ran(tmp_path, 30, 60, half=half, text=text, grace_s=grace_s)
+    result = ran(tmp_path, 30, 160, half=half, text=text, grace_s=grace_s)
     assert result.outcome.ended == "steps"
     assert steps_of(result) == [*range(steps)]
+
+
+ADAPTED = """
+import torch
+from torch import nn
+
+
+def train(model, optimizer, x, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).float().square().mean().backward()
+        optimizer.step()
+
+
+class Cast(nn.Linear):
+    def forward(self, x):
+        return x.to(torch.bfloat16) @ self.weight.t().to(torch.bfloat16)
+
+
+x = torch.randn(16, 8)
+model = nn.Linear(8, 1)
+train(model, torch.optim.Adam(model.parameters(), lr=1e-3), x, {before})
+if {half}:
+    x, model = x.to(torch.bfloat16), model.to("cpu", torch.bfloat16)
+else:
+    model = Cast(8, 1, bias=False)
+train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), x, {after})
+"""
+
+
+@pytest.mark.parametrize(("half", "late"), [("True", 0), ("False", script.GLANCE)])
+def test_a_half_phase_is_found_behind_a_long_one_in_fp32(
+    tmp_path: Path, half: str, late: int
+) -> None:
+    """By the call that casts the model at once; by ops alone at the next step that is looked at."""
+    result = ran(tmp_path, 45, 60, half=half, text=ADAPTED)
+    assert 45 <= result.outcome.half_from <= 45 + late
+    assert steps_of(result) == [*range(result.outcome.half_from + 10)]
+    uses = [o for o in result.observations if isinstance(o, LineUse)]
+    assert any("bf16" in (*use.takes, use.makes) for use in uses)
+
+
+def test_few_ops_are_seen_while_half_precision_is_waited_for(tmp_path: Path) -> None:
+    traced: list[int] = []
+    following = RunCallbacks(on_optimizer_step=lambda r: traced.append(r.watch.seen_ops))
+    ran(tmp_path, 30, 160, half="False", following=following)
+    each = np.diff(traced)
+    assert (each[2:9] > 0).all()
+    assert 0 < (each[20:] > 0).mean() < 2 / script.GLANCE
 
 
 def test_half_precision_is_not_waited_for_beyond_the_time(

@@ -83,6 +83,20 @@ class Evidence:
         return formats == {"bf16"} and "rnn" not in outcome.gaps
 
     @cached_property
+    def already_in_bf16(self) -> bool:
+        """A bf16 control would repeat the script: nothing that was recorded is in fp16, and no
+        scaler is there to be switched off."""
+        run = self.baseline
+        formats = {use.makes for use in run.line_uses} | {op.dtype for op in run.bad_ops}
+        formats |= {dtype for use in run.line_uses for dtype in use.takes}
+        formats |= {site.dtype for site in run.sites} | {scan.dtype for scan in run.scans}
+        for step in run.steps:
+            kinds = step.weight_dtypes, step.grad_dtypes, step.state_dtypes
+            formats |= {dtype for kind in kinds for dtype in kind.split("+")}
+        no_fp16 = "fp16" not in formats and not any("fp16" in a.written_in for a in run.steps)
+        return self.has_the_range_of_fp32 and no_fp16 and not run.has_scaler
+
+    @cached_property
     def uses_half(self) -> bool:
         """The script computes in half precision at all: under autocast, in a model of it, or in
         ops on tensors that it casts itself."""

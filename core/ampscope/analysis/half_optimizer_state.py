@@ -7,6 +7,7 @@ of 1e-8 is zero too, being no more than half of the smallest number, 2^-24.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,14 @@ COMPARED = 3  # first steps, in which both runs still have much the same weights
 ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by less than this factor
 MIN_DUE = 8.0  # spacings: rounding that keeps the mean leaves all out with a chance of e^-8
 FALLS = 0.5  # of what is due; rounding to nearest takes at least 2/3 of a fall beyond a spacing
+MIN_LOST = 0.01  # of the second moments that came back
+TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
+LEAPS = 3.0  # times the usual update norm
+NEAR = 10  # steps before that say what is usual
+SETTLED = 20  # steps after which a fresh second moment is one
+FELT = 5  # steps over which the loss is looked at
+RISES = 1.1  # of the usual loss, and beyond its scatter
+SCATTER = 2.0  # standard deviations
 RIGID = 20  # taken steps without any sampled second moment that fell, where no decay is known
 
 
@@ -110,3 +119,82 @@ def optimizer_class(run: RunView, name: str) -> str:
     number = name.removeprefix("optimizer")
     known = run.outcome.optimizers
     return known[int(number)] if number.isdecimal() and int(number) < len(known) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """Moments in fp32 that came back through half precision, as out of a checkpoint, with losses:
+    second moments that are zero, or moments that are infinite."""
+
+    first: OptimizerStep  # the first step that used them
+    leap: float | None  # its update norm over the usual one; None where none is known
+    beside: str  # whose the usual one is
+    loss_before: float | None  # usual; None where the loss rose no further than it scatters
+    loss_after: float | None
+    was_last: bool  # no loss follows that could tell
+
+    @property
+    def harms(self) -> bool:
+        """The loss rose, or would after so large a step; or moments are infinite, whose weights
+        stand still from then on."""
+        leaps = self.was_last and (self.leap or 0.0) > TOO_LARGE
+        return self.loss_after is not None or leaps or bool(self.first.state_nonfinite)
+
+
+def round_trip(run: RunView, fp32: RunView | None) -> RoundTrip | None:
+    """The first such step that is far larger than usual; None where there is none.
+
+    v = g^2 of a gradient below 2^-12.5 is zero in fp16. After the load v is (1 - beta2) * g^2
+    alone, and m / sqrt(v) for beta2 = 0.999 more than thirty times what it was.
+    """
+    for place, step in enumerate(run.steps):
+        if step.skipped or step.grad_nonfinite or not step.written_in:
+            continue
+        infinite = bool(step.state_nonfinite) and "fp16" in step.written_in
+        if not infinite and (step.written_zero_share or 0.0) < MIN_LOST:
+            continue
+        found = _first_step_of(run.steps, place, fp32)
+        if infinite or (found.leap or 0.0) > LEAPS:
+            return found
+    return None
+
+
+def _first_step_of(steps: Sequence[OptimizerStep], place: int, fp32: RunView | None) -> RoundTrip:
+    """Compared with the fp32 control where that kept the moments in fp32; else with the steps
+    before; else, in a process that only resumes, with its own later ones."""
+    first = steps[place]
+    taken = [a for a in steps if not a.skipped]
+    at = next(n for n, a in enumerate(taken) if a is first)
+    after = _losses(taken[at + 1 : at + 1 + FELT])
+    control = [] if fp32 is None else [a for a in fp32.steps if not a.skipped]
+    same = next((n for n, a in enumerate(control) if a.step == first.step), None)
+    if same is not None and not control[same].written_zero_share and _alike(first, control[same]):
+        beside, usual = "the fp32 control's", control[same : same + 1]
+        losses = _losses(control[same : same + 1 + FELT])
+    elif at >= NEAR:
+        beside, usual = "that of the steps before", taken[at - NEAR : at]
+        losses = _losses([*usual, first])
+    else:
+        beside, usual = "that of later steps", taken[at + SETTLED :][: 2 * NEAR]
+        losses = _losses([first, *usual])
+    norms = [a.update_norm for a in usual if a.update_norm]
+    own, middle = first.update_norm, statistics.median(norms) if norms else 0.0
+    leap = own / middle if own and middle and math.isfinite(own) else None
+    before, scatter = (f(losses) if len(losses) > 2 else 0.0 for f in (_mean, statistics.pstdev))
+    reached = _mean(after) if after else 0.0
+    rises = reached > before + max((RISES - 1) * abs(before), SCATTER * scatter)
+    told = bool(after) and rises and len(losses) > 2
+    felt = (before, reached) if told else (None, None)
+    return RoundTrip(first, leap, beside, felt[0], felt[1], was_last=not after)
+
+
+def _alike(one: OptimizerStep, other: OptimizerStep) -> bool:
+    return (one.loss is not None and one.loss == other.loss) or _same_gradients(one, other)
+
+
+def _losses(steps: Sequence[OptimizerStep]) -> list[float]:
+    return [a.loss for a in steps if a.loss is not None and math.isfinite(a.loss)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

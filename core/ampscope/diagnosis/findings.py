@@ -172,7 +172,7 @@ def _contained(rule: Rule, evidence: Evidence) -> Verdict:
         return Verdict(Status.INCONCLUSIVE, f"The control {missing[0]} was not run.")
     try:
         verdict = rule.check(evidence)
-        if evidence.emulates_bf16:
+        if evidence.emulates_bf16 or evidence.already_in_bf16:
             verdict = _drop_bf16(verdict)
         return in_words_of(evidence.framework, verdict)
     except Exception as error:

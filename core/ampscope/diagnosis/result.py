@@ -25,7 +25,7 @@ from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
 from ampscope.rules.framework_patches import INITIAL_SCALE
 from ampscope.rules.loss_scale_too_high import USUAL_INIT
-from ampscope.rules.verdict import Fix, replaced_words
+from ampscope.rules.verdict import FP32_TRAINING, Fix, replaced_words
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
@@ -153,7 +153,10 @@ class DiagnosisResult:
 def clue(found: Lead | None) -> str:
     """The sentence on where to look first."""
     if found is None:
-        return "No recorded op gave a non-finite or inaccurate result."
+        return (
+            "No single recorded op shows it: each gave finite numbers, close to fp32's of the same "
+            "inputs. Small errors add up over ops and steps, or numbers were lost outside them."
+        )
     module = f"in module {found.module}" if found.module else ""
     step = f"step {found.step:,}" if found.step is not None else ""
     places = (module, found.phase, f"at {found.line}" if found.line else "", step)
@@ -404,6 +407,7 @@ def trial_of(
     steps = len(fixed.steps)
     compared = steps - fixed.leading_skips
     kind, cost = kind_of(control, fix), price(fixed, before)
+    kind = FP32_TRAINING if is_everything(control, before) else kind
     return Trial(control, kind, cured, cost, memory, steps, compared)
 
 

@@ -11,8 +11,9 @@ Blind spots
     A constant that is cast to infinity without harm is not reported.
 
 Remedy
-    torch.finfo(scores.dtype).min, or -1e4. A mask with -inf gives NaN in a row that is masked
-    completely.
+    masked_fill as the last change of the scores, with -1e4: fp16 holds it, sums with it as well,
+    and exp(-1e4) is 0. torch.finfo(scores.dtype).min becomes -inf where something negative is added
+    to it, and a mask with -inf gives NaN in a row that is masked completely.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, island, op_verdict, place
 
 TEXT = (
-    "Use torch.finfo(scores.dtype).min in its place; not -inf, which gives NaN where a row is "
-    "masked completely."
+    "Apply the mask last, by masked_fill, and fill with -1e4: fp16 holds it, with room for sums, "
+    "and its exponential is 0. Not torch.finfo(scores.dtype).min where anything is added to it, "
+    "which makes it -inf; and not -inf, which gives NaN where a row is masked completely."
 )
-PATCH = "scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)\n"
+PATCH = "scores = scores.masked_fill(mask, -1e4)  # behind every other sum\n"
 
 
 def check(evidence: Evidence) -> Verdict:

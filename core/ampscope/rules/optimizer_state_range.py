@@ -4,6 +4,9 @@ What it detects
     Optimizer state in half, finite gradients, and then weights that are not finite, steps far
     larger than in fp32, or second moments that vanished; an epsilon that rounds to zero. Latent:
     second moments that never fall, because their decay rounds back to the same number.
+    State in fp32 that came back through half, as out of a checkpoint that stores it so: second
+    moments that are zero although their first moments are not, the leap of the next step, and a
+    loss that rises behind it. Latent: the leap without the rise.
 
 Why it matters
     Adam divides by sqrt(v) + eps; in fp16 both can be zero. A moment that cannot fall keeps steps
@@ -14,7 +17,8 @@ Blind spots
     that cannot fall are told after 20 steps without one that fell.
 
 Remedy
-    fp32 parameters (and so fp32 state), or an epsilon of 1e-4.
+    fp32 parameters (and so fp32 state), or an epsilon of 1e-4. Store the state of an optimizer in
+    fp32; in bf16 its second moments keep their range.
 """
 
 from __future__ import annotations
@@ -22,14 +26,20 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.half_optimizer_state import (
     FALLS,
+    LEAPS,
+    MIN_LOST,
     RIGID,
+    TOO_LARGE,
     HalfState,
     LostDecay,
+    RoundTrip,
     half_state,
     optimizer_class,
+    round_trip,
 )
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
-from ampscope.control import BASELINE
+from ampscope.control import BASELINE, Control
 from ampscope.numerics.formats import FORMATS, FP16
 from ampscope.rules.verdict import (
     Fix,
@@ -43,13 +53,14 @@ from ampscope.rules.verdict import (
     passed,
 )
 
-TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
 MOSTLY_DEAD = 0.5  # below that, updates that are too small are the simpler reason to stand still
 
 
 def check(evidence: Evidence) -> Verdict:
     """Found at the first steps, where both runs still have the same weights."""
     state = half_state(evidence.baseline, evidence.fp32)
+    if (trip := round_trip(evidence.baseline, evidence.fp32)) is not None:
+        return _came_back(trip, evidence.baseline)
     if state is None:
         return not_applicable("No optimizer keeps its state in half precision.")
     if state.broken is None and not evidence.symptoms:
@@ -79,6 +90,56 @@ def check(evidence: Evidence) -> Verdict:
         step=(state.broken or first).step,
         evidence=tuple(values),
         fix=_fix(kind, eps),
+    )
+
+
+def _came_back(trip: RoundTrip, run: RunView) -> Verdict:
+    """Moments that lost their range on the way to a file, or another copy, and back."""
+    first = trip.first
+    kind = optimizer_class(run, first.optimizer)
+    name = f"the optimizer ({kind})" if kind else "the optimizer"
+    casts = [s for s in run.sites if s.role == "moments" and s.zeroed + s.infinite]
+    casts = [s for s in casts if s.step <= first.step and s.dtype in first.written_in]
+    loads = [c for c in run.calls if c.name == "load_state" and c.step <= first.step]
+    cast = casts[-1].line if casts else ""
+    loaded = loads[-1].line if loads else ""
+    share = first.written_zero_share or 0.0
+    lost = [f"{share:.1%} of its second moments are zero"] if share >= MIN_LOST else []
+    if first.state_nonfinite:
+        lost.append(f"{first.state_nonfinite:,} of its numbers are not finite")
+    reason = (
+        f"The state of {name} came back as numbers of {first.written_in}"
+        + (f", loaded at {loaded}" if loaded else "")
+        + (f" and rounded at {cast}" if cast else "")
+        + f": {' and '.join(lost)} at step {first.step:,}, although its gradients are not."
+    )
+    values = [
+        Measurement("second moments that are zero", share, MIN_LOST, BASELINE, first.step),
+        Measurement("numbers that are not finite", first.state_nonfinite, 0, BASELINE, first.step),
+    ]
+    if trip.leap is not None:
+        reason += f" The update of that step is {trip.leap:,.3g} times {trip.beside}."
+        name = f"update norm over {trip.beside}"
+        values.append(Measurement(name, trip.leap, LEAPS, BASELINE, first.step))
+    if trip.loss_after is not None:
+        reason += f" The loss rises from {trip.loss_before:.3g} to {trip.loss_after:.3g}."
+        loss = Measurement("loss after it", trip.loss_after, trip.loss_before, BASELINE)
+        values.append(loss)
+    fix = Fix(
+        "fp32_optimizer_state",
+        "Store the optimizer's state in fp32, at least its second moments; or in bf16, which has "
+        "their range.",
+        "state = optimizer.state_dict()  # as it is, without a cast to half\n",
+        (Control.of(fp32_lines=cast),) if cast else (),
+    )
+    return Verdict(
+        Status.FOUND if trip.harms else Status.LATENT,
+        reason,
+        phase="step",
+        step=first.step,
+        line=cast or loaded,
+        evidence=tuple(values),
+        fix=fix,
     )
 
 
@@ -158,6 +219,7 @@ RULE = Rule(
     needs=(BASELINE, "fp32"),
     needs_ops=False,
     order=38,
+    is_measured=True,
     explains=(
         "small_update_lost",
         "activation_overflow",

@@ -44,6 +44,7 @@ class Measurement:
     step: int | None = None
 
 
+FP32_TRAINING = "fp32_training"
 # The kinds of fix, and the sentence that introduces one.
 FIX_KINDS: dict[str, str] = {
     "use_bf16": "Use bfloat16: it has the range of fp32 and needs no loss scale.",
@@ -68,6 +69,8 @@ FIX_KINDS: dict[str, str] = {
     "change_backend": "Compile with another backend.",
     "no_compile": "Leave a part uncompiled.",
     "keep_unfused": "Keep an op out of the compiler's kernels.",
+    FP32_TRAINING: "All modules in fp32 is fp32 training, and no fix of mixed precision: AMP does "
+    "not suit this training, or the cause lies elsewhere.",
     "none": "Nothing needs to change.",
 }
 

@@ -93,8 +93,8 @@ UNLIMITED = (
     "script stayed on the CPU."
 )
 # How long half precision is waited for: so many times ``spec.steps`` at most, and so many seconds
-# after those steps.
-MOST_WAITED, MOST_WAITED_S = 3, 24.0
+# after those steps. Ops are looked at in one of so many steps then.
+MOST_WAITED, MOST_WAITED_S, GLANCE = 10, 24.0, 8
 
 
 def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = None) -> int:
@@ -457,6 +457,7 @@ class _Run:
         if self.waits_until is None:
             may_come = names_half(recorder.lines.is_user)
             self.waits_until = now + MOST_WAITED_S if may_come else now
+        recorder.watch.rest(until_half=bool(count % GLANCE))
         return count < MOST_WAITED * spec.steps and now < self.waits_until
 
     def _is_other_training(self) -> bool:

@@ -23,7 +23,7 @@ from ampscope.story import document as doc
 from ampscope.story import fix_words, shared, training
 from ampscope.story import verdict_words as words
 from ampscope.story.palette import MEASURE, OTHER_DTYPE, dtype_color
-from ampscope.story.run_words import rules_in_full
+from ampscope.story.run_words import rules_in_full, script_command
 from ampscope.story.shared import base
 from ampscope.story.verdict_words import causal_chain
 
@@ -103,7 +103,23 @@ def _no_finding(report: DiagnosisResult) -> Iterator[doc.Block]:
     yield doc.Paragraph(report.undecided + words.missing(report))
     if report.lead is not None and report.lead.code:
         yield doc.Code(report.lead.code, "python")
-    yield doc.Paragraph(words.when_undetermined(report), "What to do:")
+    command = _command_again(report) if report.precision is not None else ""
+    yield from _what_to_do(words.when_undetermined(report), "What to do:", command)
+
+
+def _command_again(report: DiagnosisResult) -> str:
+    """What diagnoses the script longer; "" of an imported run, of which no file is here."""
+    head = report.runs.get(BASELINE)
+    return script_command(head, words.longer(report)) if head and not head.spec.imported else ""
+
+
+def _what_to_do(text: str, lead: str, command: str) -> Iterator[doc.Block]:
+    """Advice, and behind its colon, where it ends in one, the command; without a command there is
+    no colon."""
+    is_run = bool(command) and text.endswith(":")
+    yield doc.Paragraph(text if is_run else text.removesuffix(":").rstrip(".") + ".", lead)
+    if is_run:
+        yield doc.Code(command, "bash")
 
 
 def _finding(finding: Finding, report: DiagnosisResult, *, is_first: bool) -> Iterator[doc.Block]:
@@ -139,10 +155,7 @@ def verdict(report: DiagnosisResult, baseline: RunView, command: str = "") -> tu
     if findings and findings[0].verdict.code:
         blocks.append(doc.Code(findings[0].verdict.code, "python"))
     next_step = words.next_step(report, baseline)
-    is_run = bool(command) and not findings and next_step.endswith(":")
-    blocks.append(doc.Paragraph(next_step if is_run else next_step.rstrip(":"), "What to do."))
-    if is_run:
-        blocks.append(doc.Code(command, "bash"))
+    blocks += _what_to_do(next_step, "What to do.", "" if findings else command)
     if findings:
         blocks.append(doc.Figures(tuple(words.key_figures(report))))
         if headline:

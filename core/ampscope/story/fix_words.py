@@ -15,20 +15,22 @@ from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.number_words import number, plural, share
 from ampscope.records import RunInfo, StepRecord, StepTotals
 from ampscope.rules import framework_patches
-from ampscope.rules.verdict import FIX_KINDS, Verdict, island_patch
+from ampscope.rules.verdict import FIX_KINDS, FP32_TRAINING, Verdict, island_patch
 
 CONTROLS = (BASELINE, "fp32", "bf16")  # that every diagnosis may run
 
 
 def best(report: DiagnosisResult) -> Trial | None:
-    """Of the fixes that worked, the one that the rule prefers; of sets of modules the smallest."""
+    """Of the fixes that worked, the one that the rule prefers; of sets of modules the smallest,
+    and a line before any of several. All modules in fp32 are none."""
     if not report.diagnosis.findings:
         return None
     wanted = report.diagnosis.findings[0].verdict.fix.controls
 
-    def place(trial: Trial) -> tuple[int, int]:
+    def place(trial: Trial) -> tuple[bool, int, int]:
         known = trial.control in wanted
-        return wanted.index(trial.control) if known else len(wanted), max(1, _modules(trial))
+        modules = max(1, _modules(trial))
+        return modules > 1, wanted.index(trial.control) if known else len(wanted), modules
 
     return min((t for t in _smallest(report) if t.cured is True), key=place, default=None)
 
@@ -41,7 +43,7 @@ def chosen(report: DiagnosisResult) -> Trial | None:
 def _smallest(report: DiagnosisResult) -> list[Trial]:
     """The fixes that worked or removed the pattern; of sets of modules, which a search makes
     smaller and smaller, the smallest alone."""
-    left = [t for t in report.trials if t.cured is not False]
+    left = [t for t in report.trials if t.cured is not False and t.kind != FP32_TRAINING]
     least = min(filter(None, map(_modules, left)), default=0)
     return [t for t in left if _modules(t) in (0, least)]
 
@@ -59,6 +61,8 @@ def verified(report: DiagnosisResult) -> bool | None:
 
 def outcome(trial: Trial, run: RunInfo | None = None) -> str:
     """What one trial showed, in few words; of a ``run`` that raised, what and where."""
+    if trial.kind == FP32_TRAINING and trial.cured is not False:
+        return "trains, in fp32 throughout"
     if trial.is_too_short:
         count = trial.compared or 0
         few = f"{plural(count, 'taken step')} {'is' if count == 1 else 'are'} too few"
@@ -211,8 +215,12 @@ def seen(report: DiagnosisResult) -> str:
             f"Pattern removed: the script was run {Control(removed.control).words}, and the cause "
             f"is found no more. The effect is not measurable in {plural(removed.steps, 'step')}."
         )
-    tried = "; ".join(_short_words(t.control) for t in report.trials)
-    return f"No fix removed the symptom. Tried: {tried}."
+    partial = [t for t in report.trials if t.kind != FP32_TRAINING]
+    tried = "; ".join(_short_words(t.control) for t in partial)
+    said = f"No fix removed the symptom. Tried: {tried}." if tried else ""
+    if any(t.kind == FP32_TRAINING and t.cured is not False for t in report.trials):
+        said += f" The symptom is gone in fp32 alone. {FIX_KINDS[FP32_TRAINING]}"
+    return said.strip() or "No fix removed the symptom."
 
 
 def _more(report: DiagnosisResult) -> str:
@@ -357,7 +365,7 @@ def run_lines(report: DiagnosisResult) -> list[str]:
 
 def _run_name(report: DiagnosisResult, word: str) -> str:
     """What a run is called beside the others: bf16 is none of a script that trains in it."""
-    is_own = word == "bf16" and _is_in_bf16(report)
+    is_own = word == "bf16" and is_in_bf16(report)
     own = ", the script's own precision, without its loss scale" if is_own else ""
     return f"{Control(word).words}{own}"
 
@@ -369,7 +377,7 @@ def _unseen(report: DiagnosisResult, word: str) -> str:
     return "no symptom in these steps; the fault is in the script's calls"
 
 
-def _is_in_bf16(report: DiagnosisResult) -> bool:
+def is_in_bf16(report: DiagnosisResult) -> bool:
     """Whether bf16 is the one half format that the baseline run computed in."""
     use = report.precision
     return use is not None and {d for d, _ in use.flops} & {"fp16", "bf16"} == {"bf16"}

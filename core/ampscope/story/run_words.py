@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -84,3 +85,15 @@ def _of(run: RunInfo, machine: Machine) -> Rules:
         return Rules(name, f"{name}, by CUDA's autocast lists and Tensor Core arithmetic")
     named = Rules(machine.policy, machine.policy)
     return _RULES.get((machine.framework, machine.policy), named)
+
+
+def script_command(run: RunInfo, extra: str = "") -> str:
+    """The command that diagnoses the script of ``run`` again, with the options ``extra``."""
+    spec = run.spec
+    policy = " --policy cuda" if spec.policy == "cuda" else ""
+    if policy and spec.rehearsed in PROFILES.keys() - {USUAL}:
+        policy += f" --as {spec.rehearsed}"
+    words = shlex.join([*spec.workload.split(" ", 1), *spec.args])
+    if not spec.workload.startswith("-m "):
+        words = shlex.join([spec.workload, *spec.args])
+    return f"ampscope diagnose{policy}{extra} {words}"

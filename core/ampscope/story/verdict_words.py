@@ -375,7 +375,7 @@ def when_undetermined(report: DiagnosisResult) -> str:
             f"Print the largest magnitudes at {found.line}; `ampscope run --fix "
             f"fp32_lines:{found.line}` shows whether that line in fp32 cures it."
         )
-    if report.control_symptoms.get("bf16") == ():
+    if report.control_symptoms.get("bf16") == () and not fix_words.is_in_bf16(report):
         lacks = BASELINE in report.runs and gpu_that_emulates_bf16(report.runs[BASELINE])
         what = "run the ops whose values leave it in fp32" if lacks else "use bf16"
         return f"It trains in bf16, so the range of fp16 is the likely trouble: {what}."
@@ -383,6 +383,9 @@ def when_undetermined(report: DiagnosisResult) -> str:
         "Compare the losses on the Diagnosis page: the script trains in fp32, but not in the "
         "baseline run."
     )
+
+
+MORE_STEPS = 1000
 
 
 def options(report: DiagnosisResult, baseline: RunView) -> str:
@@ -394,7 +397,15 @@ def options(report: DiagnosisResult, baseline: RunView) -> str:
         return ""
     if use.no_half and report.diagnosis.verdict == "no_fault":
         return " --policy cuda" if rehearsal_helps(use) else ""
-    return " --steps 1000"
+    return longer(report)
+
+
+def longer(report: DiagnosisResult) -> str:
+    """The option that moves the limit at which the script was stopped."""
+    head = report.runs.get(BASELINE)
+    if report.cut_short == "time" and head is not None and head.spec.time_limit_s:
+        return f" --time-limit {4 * head.spec.time_limit_s:g}"
+    return f" --steps {max(4 * report.judged_steps if report.cut_short else 0, MORE_STEPS)}"
 
 
 MAX_INPUTS = 2

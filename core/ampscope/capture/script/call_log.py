@@ -117,6 +117,7 @@ class CallLog(StepListener):
         wrap(eager_transforms, "grad_and_value_impl", self._transformed)
         wrap(torch.optim.Optimizer, "__init__", self._new_optimizer)
         wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        wrap(torch.optim.Optimizer, "load_state_dict", self._state_loaded)
         wrap(torch.nn.Module, "zero_grad", self._zero_grad)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -430,6 +431,11 @@ class CallLog(StepListener):
     def _load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._calls.inside(original, *args, **kwargs)
         self._add_checkpoint("load", result)
+        return result
+
+    def _state_loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._calls.inside(original, optimizer, *args, **kwargs)
+        self._calls.add("load_state")
         return result
 
     def _add_checkpoint(self, name: str, content: object) -> None:

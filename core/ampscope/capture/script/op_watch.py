@@ -146,6 +146,14 @@ class OpWatch(StepListener):
             on_half()
         self._wake()
 
+    def rest(self, *, until_half: bool) -> None:
+        """Let ops pass by unseen until a call asks for half precision; False: see them again. From
+        outside any op."""
+        if not until_half:
+            self._sleep.wake()
+        elif not self.is_asleep:
+            self._sleep.leave()
+
     def _wake(self) -> None:
         self._sleeps_at = None
         self._sleep.wake()

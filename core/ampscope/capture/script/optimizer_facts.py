@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from ampscope.capture.user_objects import groups_of, state_of
 from ampscope.numerics.formats import FORMATS, dtype_name
 
 MOMENTS = 64  # of a parameter's second moments, sampled
+SECOND = ("exp_avg_sq", "square_avg", "sum")  # Adam's, RMSprop's and Adadelta's, Adagrad's
+MIN_HELD = 16  # sampled numbers; by chance one of fp32 lies on the grid of fp16 in 1 of 8,192
+MOST_LOOKS = 64  # at one optimizer's written state: some code writes it at every step
 
 
 def lr_of(optimizer: Optimizer) -> float:
@@ -65,6 +69,75 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
         "state_fall_done": done if compared else None,
         "state_decay": next((_decay(optimizer, s) for _, s in held), None),
     }
+
+
+class WrittenState:
+    """What an optimizer's state holds at a step before which something else has written it: a
+    checkpoint that was loaded, a copy that came back. Known by the addresses and version counters
+    that the optimizer's last step left, so a step before which nothing happened reads no number."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[tuple[int, int, int], ...]] = {}  # by optimizer
+        self._looks: Counter[str] = Counter()
+
+    def before_step(self, optimizer: Optimizer, name: str) -> dict[str, Any]:
+        """Fields of ``OptimizerStep``; empty where the state is as the last step left it, and
+        where there is none yet."""
+        held = state_of(optimizer)
+        marks = _marks(held)
+        if not marks or marks == self._left.get(name) or self._looks[name] >= MOST_LOOKS:
+            return {}
+        self._looks[name] += 1
+        return _written(held)
+
+    def after_step(self, optimizer: Optimizer, name: str) -> None:
+        """The state that the step leaves is the optimizer's own."""
+        self._left[name] = _marks(state_of(optimizer))
+
+
+def _marks(held: list[tuple[Tensor, dict[str, Any]]]) -> tuple[tuple[int, int, int], ...]:
+    tensors = (v for _, state in held for v in state.values() if isinstance(v, Tensor))
+    return tuple((id(v), v._version, v.data_ptr()) for v in tensors if _is_of_interest(v))
+
+
+def _written(held: list[tuple[Tensor, dict[str, Any]]]) -> dict[str, Any]:
+    """Second moments that are zero although they cannot be: their first moment is not or, without
+    one, the gradient. And the half format that holds all sampled numbers of a kind of state."""
+    alive: list[Tensor] = []
+    dead: list[Tensor] = []
+    kinds: dict[str, list[Tensor]] = {}
+    for parameter, state in held:
+        wide = {
+            key: plain(v)
+            for key, v in state.items()
+            if isinstance(v, Tensor) and v.dtype is torch.float32 and _is_of_interest(v)
+        }
+        for key, values in wide.items():
+            kinds.setdefault(key, []).append(evenly(values, MOMENTS))
+        second = next((wide[key] for key in SECOND if key in wide), None)
+        if second is not None:
+            beside = wide.get("exp_avg", _gradient_like(parameter, second))
+            if beside is not None and beside.shape == second.shape:
+                moving = beside != 0
+                alive.append(moving.sum())
+                dead.append((moving & (second == 0)).sum())
+    counted = [int(number) for number in fetch([*alive, *dead])]
+    alive_count, dead_count = sum(counted[: len(alive)]), sum(counted[len(alive) :])
+    sampled = (torch.cat(on_host(parts)).float() for parts in kinds.values())
+    finite = (values[torch.isfinite(values) & (values != 0)] for values in sampled)
+    formats = {half_format_of(n) for n in finite if torch.unique(n).numel() >= MIN_HELD}
+    return {
+        "written_in": "+".join(sorted(formats - {""})),
+        "written_zero_share": dead_count / alive_count if alive_count else None,
+    }
+
+
+def half_format_of(numbers: Tensor) -> str:
+    """The half format that holds all of these fp32 numbers exactly, the coarser one first; "" where
+    none does."""
+    coarsest = (torch.bfloat16, torch.float16)  # fp16 holds nearly all that bf16 does
+    fits = (d for d in coarsest if torch.equal(numbers.to(d).float(), numbers))
+    return dtype_name(found) if (found := next(fits, None)) else ""
 
 
 def _is_of_interest(state: Tensor) -> bool:

@@ -30,8 +30,10 @@ from ampscope.capture.script.gradient_changes import (
     WriteLines,
 )
 from ampscope.capture.script.optimizer_facts import (
+    WrittenState,
     dtypes,
     evenly,
+    half_format_of,
     lr_of,
     nonfinite_count,
     on_host,
@@ -51,7 +53,6 @@ from ampscope.capture.tensors import (
 )
 from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.capture.user_objects import IdSet, parameters_of
-from ampscope.numerics.formats import dtype_name
 from ampscope.observations import OptimizerStep, ParameterGradient
 
 DETAILED_STEPS = 4  # first steps of which every parameter's gradient is kept
@@ -120,6 +121,8 @@ class OptimizerSteps(StepListener):
         # None before the first.
         self._kept: dict[str, bool | None] = {}
         self._facts: GradientFacts | None = None
+        self._states = WrittenState()
+        self._written: dict[int, dict[str, Any]] = {}  # by id of an optimizer whose step runs
         self._moments: dict[int, Tensor] = {}  # samples of half second moments, by id of parameter
 
     def begin_at(self, count: int) -> None:
@@ -242,6 +245,8 @@ class OptimizerSteps(StepListener):
             motion.start(parameters_of(optimizer), is_wanted=wanted)
             before = self._samples.pop(name, None)
             self._samples[name] = WeightSample(parameters_of(optimizer), before)
+        with own_ops(), self.failures.contained("the state before a step"):
+            self._written[id(optimizer)] = self._states.before_step(optimizer, name)
         if scaler is None:
             self._look_for_replaced(optimizer, None)
             self._facts = None if has_closure else self._read(optimizer, 1.0)
@@ -335,7 +340,10 @@ class OptimizerSteps(StepListener):
                 **asdict(self._loss),
                 **asdict(ending),
                 **state,
+                **self._written.pop(id(optimizer), {}),
             )
+            if not ending.skipped:
+                fact("its state", lambda: self._states.after_step(optimizer, name), None)
         self.records.append(record)
         self._kept[name] = None if ending.skipped and facts.nonfinite else False
         self._facts = None
@@ -642,6 +650,4 @@ class WeightSample:
         self.moved_since = None if moved is None else float(moved)
         both = zip(parts, here, strict=True)
         wide = [copy.float() for part, copy in both if part.dtype is torch.float32]
-        coarsest = (torch.bfloat16, torch.float16)  # fp16 holds nearly all that bf16 does
-        fits = (d for d in coarsest if wide and all(torch.equal(p.to(d).float(), p) for p in wide))
-        self.held_in = dtype_name(found) if (found := next(fits, None)) else ""
+        self.held_in = half_format_of(torch.cat(wide)) if wide else ""
