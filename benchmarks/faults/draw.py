@@ -27,6 +27,7 @@ from benchmarks.faults.planting import (
 from benchmarks.faults.truth import MAIN, Damage, Run, Runs, Source, damage, is_healthy
 
 PROGRAMS = Path(__file__).parent / "programs"
+PROVEN = Path(__file__).parent / "mechanisms_proven.json"  # and twins: programs
 FORM_SHARE = 0.4  # of the pairs are in another form than the program's own
 RAISING = {  # causes that may show as an exception; elsewhere one is an accident of the edit
     "scaler_protocol_error",
@@ -220,6 +221,14 @@ def _proofs(runs: Runs, pairs: list[Pair], enough: int | None) -> Iterator[tuple
             return
 
 
+def _listed(file: Path, name: str, program: str) -> None:
+    """Adds a program to those on which a transformation is proven."""
+    known: dict[str, list[str]] = json.loads(file.read_text()) if file.exists() else {}
+    known[name] = sorted({*known.get(name, []), program})
+    lines = (f" {json.dumps(n)}: {json.dumps(known[n])}" for n in sorted(known))
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main() -> None:
     """Try every transformation on every program, and print what is proven."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -231,6 +240,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--enough", type=int, help="proven pairs of a transformation; default: all")
     parser.add_argument("--out", type=Path, help="a line of JSON for each pair")
+    parser.add_argument("--proven", type=Path, help="list of what is proven, to be added to")
     asked = parser.parse_args()
     planting.load()
     runs = Runs(asked.cache, asked.jobs)
@@ -251,6 +261,8 @@ def main() -> None:
         ]
         for pair, proof in _proofs(runs, pairs, asked.enough):
             why[name][proof.why_not or "proven"] += 1
+            if asked.proven and not proof.why_not:
+                _listed(asked.proven, name, pair.program)
             if asked.out:
                 row = {"kind": name, "program": pair.program, "form": pair.form, "seed": pair.seed,
                        "why_not": proof.why_not, "params": pair.planted.params,

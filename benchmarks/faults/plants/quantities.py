@@ -33,7 +33,8 @@ class Place:
     after: str = ""
 
 
-Find = Callable[[Roles, random.Random, bool], Place | None]
+# harmful or harmless, and the formats that a way to become half has
+Find = Callable[[Roles, random.Random, bool, tuple[str, ...]], Place | None]
 
 
 # ---- ways to become half ---------------------------------------------------------------------------
@@ -106,17 +107,18 @@ def _named(
     """Variables of these names, each with the formats in which rounding harms, or does not.
     ``looped``: where they are assigned within a loop over batches."""
 
-    def find(s: Roles, rng: random.Random, harm: bool) -> Place | None:
+    def find(s: Roles, rng: random.Random, harm: bool, formats: tuple[str, ...]) -> Place | None:
         wanted = harmful if harm else harmless
         found = []
-        for name, dtypes in wanted.items():
+        for name, all_dtypes in wanted.items():
+            dtypes = tuple(d for d in all_dtypes if d in formats)
             at = [
                 a
                 for a in s.all(ast.Assign)
                 if any(_is(name, t) for t in a.targets)  # type: ignore[attr-defined]
                 and (not looped or s.loops(a) or s.class_of(a))
             ]
-            if at:
+            if at and dtypes:
                 found.append((name, at[-1], dtypes))
         if not found:
             return None
@@ -135,7 +137,9 @@ def _is(name: str, target: ast.expr) -> bool:
     return any(isinstance(p, ast.Name) and p.id == name for p in parts)
 
 
-def _offset_readings(s: Roles, rng: random.Random, harm: bool) -> Place | None:
+def _offset_readings(
+    s: Roles, rng: random.Random, harm: bool, formats: tuple[str, ...]
+) -> Place | None:
     """Inputs of any model, as raw readings around an offset that is taken away afterwards."""
     places = _inputs(s)
     if not places:
@@ -146,13 +150,15 @@ def _offset_readings(s: Roles, rng: random.Random, harm: bool) -> Place | None:
     return Place(
         f"{name}_raw",
         lambda lines, blamed: s.before(at, lines, blamed=blamed),
-        BOTH if harm else (FP16,),
+        formats if harm else (FP16,),
         before=f"{name}_raw = {name} + {offset}  # as the sensor counts",
         after=f"{name} = {name}_raw - {offset}",
     )
 
 
-def _offset_labels(s: Roles, rng: random.Random, harm: bool) -> Place | None:
+def _offset_labels(
+    s: Roles, rng: random.Random, harm: bool, formats: tuple[str, ...]
+) -> Place | None:
     """Labels of any classifier, numbered among those of a larger collection."""
     found = []
     for _, assign in s.losses():
@@ -167,7 +173,7 @@ def _offset_labels(s: Roles, rng: random.Random, harm: bool) -> Place | None:
     return Place(
         f"{name}_global",
         lambda lines, blamed: s.before(at, lines, blamed=blamed),
-        (BF16,) if harm else BOTH,  # fp16 would name classes that are not there
+        (BF16,) if harm else formats,  # fp16 would name classes that are not there
         whole=True,
         before=f"{name}_global = {name} + {offset}  # the first {offset} are other collections'",
         after=f"{name} = {name}_global - {offset}",
@@ -225,14 +231,14 @@ QUANTITIES: dict[str, tuple[str, str, Find, tuple[str, ...]]] = {  # role, place
 }  # fmt: skip
 
 
+IN_BF16 = ("class_labels", "small_units_of_a_batch", "small_units_of_a_test")  # NumPy has none
+
+
 def _draft(s: Roles, rng: random.Random, harm: bool, find: Find, way: str) -> Draft | None:
-    place = find(s, rng, harm)
+    place = find(s, rng, harm, (FP16,) if way == "array" else BOTH)
     if place is None:
         return None
-    dtypes = [d for d in place.dtypes if way != "array" or d == FP16]  # NumPy has no bf16
-    if not dtypes:
-        return None
-    dtype = rng.choice(dtypes)
+    dtype = rng.choice(place.dtypes)
     back = "long" if place.whole else "float"
 
     def written(line: str, blamed: bool) -> Edit:
@@ -253,8 +259,8 @@ def _draft(s: Roles, rng: random.Random, harm: bool, find: Find, way: str) -> Dr
 def _register() -> None:
     for quantity, (role, at, find, causes) in QUANTITIES.items():
         for way in WAYS:
-            if way == "array" and quantity == "class_labels":
-                continue  # bf16 alone
+            if way == "array" and quantity in IN_BF16:
+                continue
             mechanism(
                 f"{quantity}_{way}",
                 Mechanism(way, role, at, has_rule=bool(causes)),
