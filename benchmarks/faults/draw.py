@@ -171,7 +171,7 @@ def drawn(
     after: int = 0,
 ) -> Iterator[Drawn]:
     """Proven pairs without end: a cause, one of its faults, a program with a place for it; of
-    mechanisms any of them.
+    mechanisms a role and place, and one of its sites.
     ``offset`` gives another tuning set; ``after`` leaves out as many pairs, unproven."""
     tried = enumerate(drawing(which, kinds, offset), 1)
     for batch in iter(lambda: list(islice(tried, ahead)), []):
@@ -190,7 +190,8 @@ def drawing(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
     texts = programs()
     by_cause: dict[str, list[Kind]] = defaultdict(list)
     for kind in kinds.values():
-        by_cause[kind.name if kind.mechanism else kind.cause].append(kind)
+        what = kind.mechanism
+        by_cause[f"{what.role}, {what.place}" if what else kind.cause].append(kind)
     seen: set[str] = set()
     while True:
         kind = rng.choice(by_cause[rng.choice(sorted(by_cause))])

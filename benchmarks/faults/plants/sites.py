@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 
 from benchmarks.faults.planting import Draft, Mechanism, Roles, SiteDrafter, mechanism
+from benchmarks.faults.plants.everywhere import _data_lines, _inputs
 from benchmarks.faults.plants.range import _hidden
 from benchmarks.faults.plants.state import _rate
 from benchmarks.faults.source import Edit, dotted
@@ -230,6 +231,75 @@ def _smaller(s: Roles, by: float) -> list[Edit]:
         if not any(k.arg == "eps" for k in maker.keywords):
             edits.append(s.replace(last, f"{s.segment(last)}, eps=1e-15", blamed=False))
     return edits
+
+
+# ---- forward ---------------------------------------------------------------------------------------
+
+
+def _in_small_units(
+    s: Roles, rng: random.Random, harm: bool, half: str, exact: str
+) -> Draft | None:
+    """A hidden activation in units in which it is far below fp16's range; the twin is within it."""
+    place = _hidden(s, rng)
+    if place is None:
+        return None
+    name, statement, owner = place
+    power = rng.choice([9, 10] if harm else [0, 1])
+
+    def written(kept: str) -> list[Edit]:
+        return [
+            s.after(statement, f"{name}_si = {name}.float() * 1e-{power}", blamed=False),
+            *(s.after(statement, line) for line in kept.replace("§", name).splitlines()),
+            s.after(statement, f"{name} = ({name}_kept.float() * 1e{power}).to({name}.dtype)",
+                    blamed=False),
+        ]  # fmt: skip
+
+    return Draft(written(half), written(exact), module=(owner, ""), params={"power": power})
+
+
+@site("cast", "activations", "forward")
+def activations_cast_in_small_units(s: Roles, rng: random.Random, harm: bool) -> Draft | None:
+    return _in_small_units(s, rng, harm, "§_kept = §_si.to(torch.float16)", "§_kept = §_si")
+
+
+@site("table", "activations", "forward")
+def activations_written_to_a_half_cache(s: Roles, rng: random.Random, harm: bool) -> Draft | None:
+    cache = "§_kept = torch.empty(§.shape{0})\n§_kept.copy_(§_si)"
+    half = cache.format(", dtype=torch.float16")
+    return _in_small_units(s, rng, harm, half, cache.format(""))
+
+
+@site("cast", "masks", "loader")
+def mask_by_channel_numbers_in_half(s: Roles, rng: random.Random, harm: bool) -> Draft | None:
+    """Channels behind the last one of another device: numbers that coincide leave none of them."""
+    places = _inputs(s)
+    if not places:
+        return None
+    name, statement, _ = rng.choice(places)
+    last = rng.choice([4096, 8192] if harm else [16, 32])
+    line = f"{name}_channel = (torch.arange({name}.shape[-1]) + {last + 1}){{0}}"
+    use = f"{name} = {name} * ({name}_channel > {last}).to({name}.dtype)"
+    at = _data_lines(s, statement)
+    return Draft(
+        [s.before(at, line.format(".to(torch.bfloat16)")), s.before(at, use, blamed=False)],
+        [s.before(at, line.format("")), s.before(at, use)],
+        params={"last": last},
+    )
+
+
+@site("cast", "loss", "forward", "loss_magnitude_overflow")
+def loss_in_half_in_small_units(s: Roles, rng: random.Random, harm: bool) -> Draft | None:
+    """The way back from small units is a gradient beyond fp16's range."""
+    losses = s.losses()
+    if not losses:
+        return None
+    name, assign = rng.choice(losses)
+    power = rng.choice([7, 8] if harm else [0])
+    line = f"{name} = ({name} * 1e-{power}){{0}} * 1e{power}"
+    return Draft(
+        [s.after(assign, line.format(".half().float()"))], [s.after(assign, line.format(""))],
+        params={"power": power},
+    )  # fmt: skip
 
 
 # ---- saved for backward ----------------------------------------------------------------------------
