@@ -25,6 +25,7 @@ Counts = dict[str, Any]
 NO_FAULT = "no_fault"
 
 # Of faulty scripts. Module and line count where the cause is right and a key has them; None: no key.
+# A mechanism's cause is right where an accepted one is named, or harmful_rounding at its line.
 OF_FAULTS: dict[str, Callable[[Row], bool | None]] = {
     "cause first": lambda row: row["right"],
     "cause first, training harmed": lambda row: row["right"] if row["harmed"] else None,
@@ -35,6 +36,11 @@ OF_FAULTS: dict[str, Callable[[Row], bool | None]] = {
     "module": lambda row: row["module_right"],
     "line": lambda row: row["line_right"],
     "fix cured, of those run": lambda row: row["verified"] if row["right"] else None,
+    "cause or site first": lambda row: row["right"] or bool(row.get("site_right")),
+    "cause or site first, without a rule": lambda row: (
+        None if row.get("has_rule", True) else row["right"]
+    ),
+    "lifted site heals": lambda row: row.get("healed"),
 }
 OF_HEALTHY: dict[str, Callable[[Row], bool | None]] = {
     "false alarms": lambda row: row["wrong_cause"],
@@ -42,6 +48,7 @@ OF_HEALTHY: dict[str, Callable[[Row], bool | None]] = {
     "healthy with a latent finding": lambda row: bool(row.get("latent")),
 }
 GROUPS = ("cause", "program", "form", "policy")
+OF_MECHANISMS = ("site", "role", "place")  # further groups, of rows that have them
 
 
 def counts(rows: Sequence[Row]) -> Counts:
@@ -62,10 +69,10 @@ def counts(rows: Sequence[Row]) -> Counts:
             for cause in sorted({r["cause"] for r in rows})
         },
     }
-    for group in GROUPS:
-        names = sorted({r[group] for r in faulty})
+    for group in (*GROUPS, *OF_MECHANISMS):
+        names = sorted({r[group] for r in faulty if r.get(group) is not None})
         found[f"by {group}"] = {
-            name: _share(r["right"] for r in faulty if r[group] == name) for name in names
+            name: _share(r["right"] for r in faulty if r.get(group) == name) for name in names
         }
     return found
 
@@ -144,8 +151,9 @@ def summary(found: Counts) -> Row:
         **{name: rate(*share) for name, share in found["shares"].items()},
         "seconds, median and worst": list(seconds(found) or ()),
         **{
-            f"by {group}": {n: rate(*share) for n, share in sorted(found[f"by {group}"].items())}
-            for group in GROUPS
+            f"by {group}": {n: rate(*share) for n, share in sorted(groups.items())}
+            for group in (*GROUPS, *OF_MECHANISMS)
+            if (groups := found.get(f"by {group}")) or group in GROUPS
         },
         "confusion": ordered,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import random
@@ -14,10 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import planting
-from benchmarks.faults.planting import FAULTS, FORMS, LOOKALIKES, Kind, Planted
+from benchmarks.faults.planting import (
+    FAULTS,
+    FORMS,
+    LOOKALIKES,
+    MECHANISMS,
+    TWINS,
+    Kind,
+    Planted,
+)
 from benchmarks.faults.truth import MAIN, Damage, Run, Runs, Source, damage, is_healthy
 
 PROGRAMS = Path(__file__).parent / "programs"
+PROVEN = Path(__file__).parent / "mechanisms_proven.json"  # and twins: programs
 FORM_SHARE = 0.4  # of the pairs are in another form than the program's own
 RAISING = {  # causes that may show as an exception; elsewhere one is an accident of the edit
     "scaler_protocol_error",
@@ -26,6 +36,7 @@ RAISING = {  # causes that may show as an exception; elsewhere one is an acciden
     "mask_constant_overflow",
 }
 SEEDS = {"tuning": 20_250, "sealed": 90_817_263}
+BY_ROUNDING = ("IndexError", "ValueError")  # numbers that are off raise these, of a mechanism
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,8 @@ def _proof(pair: Pair, repaired: Any, exact: Any, faulty: Any, faulty_exact: Any
     if not seen.kinds:
         return Proof("no damage", seen)
     left = faulty.error.startswith("SystemExit")  # the script's own guard
-    if faulty.error and not left and pair.planted.cause not in RAISING:
+    by_rounding = pair.planted.mechanism and faulty.error.startswith(BY_ROUNDING)
+    if faulty.error and not left and not by_rounding and pair.planted.cause not in RAISING:
         return Proof("raises", seen)
     if pair.planted.cause == "fp16_params_with_scaler" and "FP16 gradients" not in faulty.error:
         return Proof("raises before the scaler", seen)
@@ -158,7 +170,8 @@ def drawn(
     offset: int = 0,
     after: int = 0,
 ) -> Iterator[Drawn]:
-    """Proven pairs without end: a cause, one of its faults, a program with a place for it.
+    """Proven pairs without end: a cause, one of its faults, a program with a place for it; of
+    mechanisms a role and place, and one of its sites.
     ``offset`` gives another tuning set; ``after`` leaves out as many pairs, unproven."""
     tried = enumerate(drawing(which, kinds, offset), 1)
     for batch in iter(lambda: list(islice(tried, ahead)), []):
@@ -171,19 +184,29 @@ def drawn(
 
 def drawing(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
     """Pairs that no run has proven yet, none twice."""
-    rng = random.Random(SEEDS[which] + (0 if kinds is FAULTS else 1) + 2 * offset)
+    lists = (FAULTS, LOOKALIKES, MECHANISMS, TWINS)
+    nth = next(n for n, each in enumerate(lists) if each is kinds)
+    rng = random.Random(SEEDS[which] + nth % 2 + 1_000 * (nth // 2) + 2 * offset)
     texts = programs()
     by_cause: dict[str, list[Kind]] = defaultdict(list)
     for kind in kinds.values():
-        by_cause[kind.cause].append(kind)
+        what = kind.mechanism
+        by_cause[f"{what.role}, {what.place}" if what else kind.cause].append(kind)
     seen: set[str] = set()
     while True:
         kind = rng.choice(by_cause[rng.choice(sorted(by_cause))])
-        program = rng.choice(sorted(texts))
+        program = rng.choice(_with_a_place(kind) if kind.mechanism else sorted(texts))
         pair = made(kind, program, texts[program], rng.randrange(10**9))
         if pair and pair.planted.faulty not in seen:
             seen.add(pair.planted.faulty)
             yield pair
+
+
+@functools.cache
+def _with_a_place(kind: Kind) -> list[str]:
+    """Programs in which a mechanism has one: few have ids, positions or a checkpoint."""
+    texts = programs()
+    return [name for name in texts if made(kind, name, texts[name], 0, formed=False)]
 
 
 def _proofs(runs: Runs, pairs: list[Pair], enough: int | None) -> Iterator[tuple[Pair, Proof]]:
@@ -199,22 +222,33 @@ def _proofs(runs: Runs, pairs: list[Pair], enough: int | None) -> Iterator[tuple
             return
 
 
+def _listed(file: Path, name: str, program: str) -> None:
+    """Adds a program to those on which a transformation is proven."""
+    known: dict[str, list[str]] = json.loads(file.read_text()) if file.exists() else {}
+    known[name] = sorted({*known.get(name, []), program})
+    lines = (f" {json.dumps(n)}: {json.dumps(known[n])}" for n in sorted(known))
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main() -> None:
     """Try every transformation on every program, and print what is proven."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--cache", type=Path, required=True, help="file of kept runs")
     parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--programs", nargs="*")
+    parser.add_argument("--mechanisms", action="store_true", help="these and their twins alone")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--enough", type=int, help="proven pairs of a transformation; default: all")
     parser.add_argument("--out", type=Path, help="a line of JSON for each pair")
+    parser.add_argument("--proven", type=Path, help="list of what is proven, to be added to")
     asked = parser.parse_args()
     planting.load()
     runs = Runs(asked.cache, asked.jobs)
     texts = {n: t for n, t in programs().items() if not asked.programs or n in asked.programs}
     why: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, kind in {**FAULTS, **LOOKALIKES}.items():
+    both = {**MECHANISMS, **TWINS} if asked.mechanisms else {**FAULTS, **LOOKALIKES}
+    for name, kind in both.items():
         if asked.kinds and name not in asked.kinds and kind.cause not in asked.kinds:
             continue
         order = list(texts)
@@ -228,13 +262,15 @@ def main() -> None:
         ]
         for pair, proof in _proofs(runs, pairs, asked.enough):
             why[name][proof.why_not or "proven"] += 1
+            if asked.proven and not proof.why_not:
+                _listed(asked.proven, name, pair.program)
             if asked.out:
                 row = {"kind": name, "program": pair.program, "form": pair.form, "seed": pair.seed,
                        "why_not": proof.why_not, "params": pair.planted.params,
                        "damage": asdict(proof.damage) if proof.damage else None}  # fmt: skip
                 with asked.out.open("a") as out:
                     out.write(json.dumps(row) + "\n")
-            if asked.programs:
+            if asked.programs or asked.mechanisms:
                 print(f"  {pair.program:20} {proof.why_not or 'proven'} "
                       f"{proof.damage.kinds if proof.damage else ''} {pair.planted.params}")  # fmt: skip
         print(f"{kind.cause:30} {name:36} {dict(why[name])}", flush=True)

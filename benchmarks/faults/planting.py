@@ -8,6 +8,7 @@ Look-alikes and forms are written the same way.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib
 import random
@@ -18,7 +19,12 @@ from functools import cached_property
 from benchmarks.faults.source import Edit, Script, dotted
 
 OPTIMIZERS = (".Adam", ".AdamW", ".SGD", ".RMSprop", ".Adagrad", ".NAdam", ".RAdam")
-FAMILIES = ("protocol", "scale", "range", "derivatives", "state", "everywhere")
+FAMILIES = (
+    "protocol", "scale", "range", "derivatives", "state", "everywhere", "quantities", "sites",
+)  # fmt: skip
+
+
+ROUNDING = "harmful_rounding"  # the cause of a site whose rounding harms, where no other fits
 
 
 @dataclass(slots=True)
@@ -33,6 +39,16 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Mechanism:
+    """A site of half precision: how numbers become half, which numbers, and where in a program."""
+
+    site: str  # cast, constructor, array, file, table, module, state, accumulator, hook, function
+    role: str  # what becomes half: ids, labels, timestamps, moments, gradients, metric, ...
+    place: str  # preparation, loader, forward, backward, optimizer, evaluation, resume
+    has_rule: bool = False  # whether a rule of its own names it, besides harmful_rounding
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """One transformation. ``fp32``: "trains" when the faulty script must train in fp32, "fails"
     when it must be damaged there too, "any" where that says nothing about the cause."""
@@ -41,6 +57,7 @@ class Kind:
     cause: str  # no_fault: a look-alike
     fp32: str
     draft: Callable[[Roles, random.Random], Draft | None]
+    mechanism: Mechanism | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +73,16 @@ class Planted:
     lines: tuple[int, ...]
     module: tuple[str, str] | None
     params: dict[str, object]
+    mechanism: Mechanism | None = None
 
 
 FAULTS: dict[str, Kind] = {}
 LOOKALIKES: dict[str, Kind] = {}
+MECHANISMS: dict[str, Kind] = {}
+TWINS: dict[str, Kind] = {}
 FORMS: dict[str, Kind] = {}
 Drafter = Callable[["Roles", random.Random], Draft | None]
+SiteDrafter = Callable[["Roles", random.Random, bool], Draft | None]
 
 
 def fault(cause: str, fp32: str = "any") -> Callable[[Drafter], Drafter]:
@@ -78,6 +99,25 @@ def lookalike(draft: Drafter) -> Drafter:
     """Registers a harmless transformation."""
     LOOKALIKES[draft.__name__] = Kind(draft.__name__, "no_fault", "any", draft)
     return draft
+
+
+def mechanism(name: str, what: Mechanism, draft: SiteDrafter, accept: tuple[str, ...] = ()) -> None:
+    """Registers a site twice: where its rounding harms, and as its healthy twin, where it does not.
+    ``draft`` is told which; ``accept``: causes that say the same as ``harmful_rounding`` there."""
+
+    def harmful(s: Roles, rng: random.Random) -> Draft | None:
+        found = draft(s, rng, True)
+        if found is not None:
+            found.accept = (*accept, *found.accept)
+        return found
+
+    def harmless(s: Roles, rng: random.Random) -> Draft | None:
+        found = draft(s, rng, False)
+        return None if found is None else dataclasses.replace(found, accept=())
+
+    MECHANISMS[name] = Kind(name, ROUNDING, "trains", harmful, what)
+    twin = f"{name}_twin"
+    TWINS[twin] = Kind(twin, "no_fault", "any", harmless, what)
 
 
 def form(draft: Drafter) -> Drafter:
@@ -115,6 +155,7 @@ def plant(kind: Kind, text: str, seed: int) -> Planted | None:
         lines,
         draft.module,
         draft.params,
+        kind.mechanism,
     )
 
 

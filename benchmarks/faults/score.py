@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -45,10 +45,10 @@ from benchmarks.faults.counts import (
     summary,
 )
 from benchmarks.faults.draw import Drawn, Pair, Proof, drawn, key_modules
-from benchmarks.faults.planting import FAULTS, LOOKALIKES
+from benchmarks.faults.planting import FAULTS, LOOKALIKES, MECHANISMS, ROUNDING, TWINS
 from benchmarks.faults.truth import MAIN, Runs
 
-KEPT = Path(__file__).parent.parent / "results" / "faults_sealed.json"
+RESULTS = Path(__file__).parent.parent / "results"
 UNDETERMINED = ("undetermined", "inconclusive", "failed")
 
 
@@ -86,8 +86,12 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
     causes = [f["cause"] for f in findings] or [found["verdict"]]
     first = findings[0] if findings else {}
     modules, lines = key_modules(pair, proof), planted.lines
-    right = causes[0] in planted.accept
     file, number = _file_and_line(first.get("line") or "")
+    at_line = number is not None and (file, number) in [(pair.file, n) for n in lines]
+    named = [c for c in planted.accept if c != ROUNDING]  # rounding elsewhere is another verdict
+    site_right = at_line and causes[0] in (*named, ROUNDING)
+    right = causes[0] in named or (planted.mechanism is not None and site_right)
+    what = planted.mechanism
     return {
         "script": pair.name,
         "program": pair.program,
@@ -99,7 +103,7 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
         "accept": planted.accept,
         "found": causes[:3],
         "right": right,
-        "among_three": any(c in planted.accept for c in causes[:3]),
+        "among_three": right or any(c in named for c in causes[:3]),
         "wrong_cause": bool(findings) and not right,
         "undetermined": causes[0] in UNDETERMINED,
         "no_fault": causes[0] == "no_fault",
@@ -110,9 +114,14 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
         else None,
         "lines": lines,
         "line_found": number,
-        "line_right": (file, number) in [(pair.file, n) for n in lines]
-        if lines and right and number and not healthy
-        else None,
+        "line_right": at_line if lines and right and number and not healthy else None,
+        "site_right": None if healthy else site_right,
+        "site": what and what.site,
+        "role": what and what.role,
+        "place": what and what.place,
+        "has_rule": what.has_rule if what else planted.cause != ROUNDING,
+        "loud": bool(proof.damage and (proof.damage.error or proof.damage.nonfinite)),
+        "healed": _is_healed(findings, planted.accept) if site_right and not healthy else None,
         "fix": first.get("fix", {}).get("kind"),
         "verified": first.get("fix", {}).get("verified"),
         "damage": proof.damage.kinds if proof.damage else (),
@@ -123,6 +132,12 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
         "symptoms": found.get("symptoms", []),
         "explanation": first.get("explanation", ""),
     }
+
+
+def _is_healed(findings: list[Row], accept: Sequence[str]) -> bool:
+    """Whether the run in which the site was lifted trained: the fix of the finding that names it."""
+    of_site = [f for f in findings[:1] if f["cause"] in (*accept, ROUNDING)]
+    return any(f.get("fix", {}).get("verified") is True for f in of_site)
 
 
 def _file_and_line(place: str) -> tuple[str, int | None]:
@@ -143,14 +158,16 @@ class Part:
     healthy: int
     offset: int = 0
     after: tuple[int, int] = (0, 0)  # faults and look-alikes that were tried before
+    mechanisms: bool = False  # these and their twins instead
 
 
 def pairs_of(part: Part, runs: Runs) -> Iterator[Drawn]:
     """Both kinds from the start, so that a score that is cut short has both."""
     shares = (part.faults, part.healthy)
+    both = (MECHANISMS, TWINS) if part.mechanisms else (FAULTS, LOOKALIKES)
     sources = [
         islice(drawn(part.which, kinds, runs, offset=part.offset, after=after), share)
-        for kinds, after, share in zip((FAULTS, LOOKALIKES), part.after, shares, strict=True)
+        for kinds, after, share in zip(both, part.after, shares, strict=True)
     ]
     given = [0, 0]
     while sum(given) < sum(shares):
@@ -219,7 +236,7 @@ def scored(part: Part, asked: argparse.Namespace, place: Path) -> Iterator[tuple
 def score_tuning(asked: argparse.Namespace) -> Counts:
     """A line for each row as it is done, and its JSON to ``--out``."""
     rows = []
-    part = Part("tuning", asked.faults, asked.healthy, asked.offset)
+    part = Part("tuning", asked.faults, asked.healthy, asked.offset, mechanisms=asked.mechanisms)
     with contextlib.ExitStack() as stack:
         place = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for _, row in scored(part, asked, place):
@@ -240,7 +257,7 @@ def score_sealed(asked: argparse.Namespace) -> Counts:
     drawing = drawing_of_today(kept, asked.policy)
     part = Part(
         "sealed", asked.faults, asked.healthy,
-        after=(drawing["to"]["faults"], drawing["to"]["healthy"]),
+        after=(drawing["to"]["faults"], drawing["to"]["healthy"]), mechanisms=asked.mechanisms,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         for found, row in scored(part, asked, Path(place)):
@@ -319,9 +336,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="file of the tuning set's plain runs")
     parser.add_argument("--keep", type=Path, help="folder for the tuning set's scripts")
     parser.add_argument("--out", type=Path, help="rows of the tuning set")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="counts of the sealed set")
+    parser.add_argument("--mechanisms", action="store_true", help="these and their twins alone")
+    parser.add_argument("--kept", type=Path, help="counts of the sealed set")
     parser.add_argument("--svg", type=Path, help="the confusion matrix")
     asked = parser.parse_args()
+    if asked.kept is None:
+        asked.kept = RESULTS / f"{'mechanisms' if asked.mechanisms else 'faults'}_sealed.json"
     planting.load()
     found = score_sealed(asked) if asked.set == "sealed" else score_tuning(asked)
     print(json.dumps(summary(found), indent=1))

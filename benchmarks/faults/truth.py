@@ -40,6 +40,13 @@ COMPARED_ENTRIES = 1024  # of each parameter, evenly spread
 MAIN = "train.py"
 HEAVY = ("transformers.trainer", "accelerate", "lightning.pytorch")  # seconds to import
 Source = Mapping[str, str]  # texts by file name; MAIN is run, the others lie beside it
+HIGH = ("accuracy", "recall", "precision", "auc", "f1", "hit rate")  # better when high
+LOW = ("rmse", "mae", "error", "perplexity")
+RESULT = re.compile(
+    rf"(?P<words>[^\d\n;,|]*?\b(?P<name>{'|'.join(HIGH + LOW)}))\b[^\w\-+]{{0,4}}"
+    r"(?P<value>[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))",
+    re.IGNORECASE,
+)  # fmt: skip
 LOSS = re.compile(r"loss[^\w\-+]{0,4}([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))", re.IGNORECASE)
 
 
@@ -75,6 +82,7 @@ class Damage:
     lost_gradients: float  # share of entries that are 0 here and not in fp32, beyond the reference
     wrong_gradients: float  # relative error against fp32, beyond the reference
     still_state: float  # share of second moments that stand still, beyond the reference
+    worse_results: float = 0.0  # share lost of the held-out metrics printed at the end, the worst
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -88,13 +96,14 @@ class Damage:
             "lost gradients": self.lost_gradients >= 0.25,
             "wrong gradients": self.wrong_gradients >= 0.5,
             "still state": self.still_state >= 0.5,
+            "results": self.worse_results >= 0.25,
         }
         return tuple(kind for kind, is_so in limits.items() if is_so)
 
     @property
     def is_harmed(self) -> bool:
         """The training is worse now; otherwise what is lost may have done no harm so far."""
-        return bool({"error", "nonfinite", "loss", "skips", "frozen"} & set(self.kinds))
+        return bool({"error", "nonfinite", "loss", "skips", "frozen", "results"} & set(self.kinds))
 
     @property
     def is_harmless(self) -> bool:
@@ -106,6 +115,7 @@ class Damage:
                 self.frozen <= 0.05,
                 self.lost_gradients <= 0.1,
                 self.still_state <= 0.2,
+                self.worse_results <= 0.1,
             )
         )
 
@@ -121,6 +131,7 @@ def damage(run: Run, reference: Run, exact: Run) -> Damage:
         lost_gradients=max(0.0, _lost(run, exact) - _lost(reference, exact)),
         wrong_gradients=max(0.0, _wrong(run, exact) - _wrong(reference, exact)),
         still_state=max(0.0, run.still - reference.still),
+        worse_results=_worse_results(run, reference),
     )
 
 
@@ -143,6 +154,31 @@ def _lost_progress(run: Run, reference: Run) -> float:
         return 1.0
     fell = reference.losses[0] - reference.losses[-1]
     return (run.losses[-1] - reference.losses[-1]) / fell if fell > 0 else 0.0
+
+
+def results(output: str) -> dict[tuple[str, bool], float]:
+    """The last value of each metric that a script prints: (words, whether high is better): value."""
+    found = {}
+    for line in output.splitlines():
+        for match in RESULT.finditer(line):
+            words = " ".join(match["words"].lower().split())
+            found[words, match["name"].lower() in HIGH] = float(match["value"])
+    return found
+
+
+def _worse_results(run: Run, reference: Run) -> float:
+    """1 − result / reference where high is better, 1 − reference / result where low is; 1 for a
+    result that is not finite, and for one that is missing."""
+    mine, worst = results(run.output), 0.0
+    for what, wanted in results(reference.output).items():
+        value = mine.get(what, math.nan)
+        if not math.isfinite(wanted) or wanted <= 0:
+            continue
+        if not math.isfinite(value):
+            return 1.0
+        _, is_high = what
+        worst = max(worst, 1 - value / wanted if is_high else 1 - wanted / max(value, 1e-30))
+    return min(worst, 1.0)
 
 
 def _late_skips(run: Run) -> float:
@@ -312,6 +348,7 @@ def _fp32() -> Any:
     torch.amp.GradScaler.__init__ = no_scaler  # type: ignore[method-assign]
     for kind in (torch.Tensor, nn.Module):
         kind.half = kind.bfloat16 = kind.float  # type: ignore[method-assign]
+    np.float16 = np.half = np.float32  # type: ignore[assignment,misc]
     halves = {name: getattr(torch, name) for name in ("float16", "half", "bfloat16")}
 
     def named(dtypes: dict[str, torch.dtype]) -> None:

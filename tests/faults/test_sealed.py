@@ -143,7 +143,7 @@ class _Tomorrow(datetime.date):
 def _asked(place: Path, faults: int, healthy: int, jobs: int = 2) -> Namespace:
     return Namespace(
         kept=place / "kept.json", policy="native", faults=faults, healthy=healthy, jobs=jobs,
-        minutes=60.0, time_limit=60.0, cache=None, out=None,
+        minutes=60.0, time_limit=60.0, cache=None, out=None, mechanisms=False,
     )  # fmt: skip
 
 
