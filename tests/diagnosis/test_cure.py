@@ -13,7 +13,7 @@ from ampscope.analysis.healing import follows
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import Control
-from ampscope.diagnosis.cure import by_trials, follows, is_cured
+from ampscope.diagnosis.cure import by_trials, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import price, trial_of
 from ampscope.observations import Call, Outcome

@@ -43,10 +43,10 @@ from ampscope.launcher.children import (
     tail,
 )
 from ampscope.masks import hide_secrets_of
-from ampscope.observations import Observation
+from ampscope.observations import Observation, Outcome
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
-from ampscope.records import AUTO, Cadence, RunInfo, RunSpec, State
+from ampscope.records import AUTO, NO_RUN_OUT, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_copy import claimed
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.put_back import PutBack, put_back, sentence
@@ -101,6 +101,7 @@ class ScriptRuns:
         self._changed = threading.Condition()
         self._put_back: list[PutBack] = []
         self._told = ""
+        self._is_long = False  # the script did not come to its end in the baseline run
         self.compared: list[str] = []  # folders whose files are compared and put back
 
     def __enter__(self) -> ScriptRuns:
@@ -188,6 +189,8 @@ class ScriptRuns:
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
+        if self._is_long:
+            spec = replace(spec, settings=(*spec.settings, (NO_RUN_OUT, "1")))
         run_id = new_run_id()
         self._open.add(run_id)  # first: a signal may end this function at any place
         RunWriter.create(self.store, spec, run_id).close()
@@ -282,6 +285,9 @@ class ScriptRuns:
         with Reader(self.store) as reader:
             info = reader.run(run_id)
             observations = tuple(reader.observations(run_id))
+        if info.spec.control == BASELINE:
+            ends = [o.ended for o in observations if isinstance(o, Outcome)]
+            self._is_long = ends[-1:] == ["steps"]
         return ScriptRun(info, observations, said)
 
     def _keep_printed(self, run_id: str) -> None:

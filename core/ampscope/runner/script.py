@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from ampscope.records import (
     AUTO,
     HALF_FROM,
     JUDGED_RANK,
+    NO_RUN_OUT,
     OP_STEP,
     SEED_SHIFT,
     Machine,
@@ -95,6 +96,9 @@ UNLIMITED = (
 # How long half precision is waited for: so many times ``spec.steps`` at most, and so many seconds
 # after those steps. Ops are looked at in one of so many steps then.
 MOST_WAITED, MOST_WAITED_S, GLANCE = 10, 24.0, 8
+# A script whose steps were looked at may be about to end, and report what it has reached: it goes
+# on for half as long again, within these seconds, without the costly instruments.
+RUN_OUT_SHARE, LEAST_RUN_OUT_S, MOST_RUN_OUT_S = 0.5, 3.0, 20.0
 
 
 def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = None) -> int:
@@ -173,6 +177,14 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     except AmpscopeError:
         return EXIT_FAILED
     return 0
+
+
+def only_steps_note(steps: int) -> str:
+    """That a script was let to its end after so many steps."""
+    return (
+        f"The script came to its end. Behind optimizer step {steps:,} its losses, gradients and "
+        "results were recorded, and no single ops."
+    )
 
 
 def outcome_of(observations: Sequence[Observation]) -> Outcome:
@@ -343,9 +355,14 @@ class _Run:
         # Until then half precision is waited for; None: the steps are not yet over.
         self.waits_until: float | None = None
         self.stopped = ""  # why it was stopped, once it was
+        self.is_script = False  # and no function of its, in a process of its own
+        # What was recorded when the steps had been made, while the script goes on to its end.
+        self.looked_at: list[Observation] = []
+        self.is_over = False  # it has ended, and what was recorded is being put together
         self._leave: Callable[[], None] = functools.partial(os._exit, 0)
 
     def run(self) -> ScriptResult:
+        self.is_script = True
         with self._everything():
             try:
                 execute(self.spec.workload)
@@ -425,6 +442,11 @@ class _Run:
         """An optimizer step ended, taken or skipped."""
         if not self.processes.is_own:
             return
+        if self.looked_at:
+            if self.following.is_cancelled():
+                self.stopped = "cancelled"
+                raise Enough
+            return
         skip = self.recorder.skip
         elapsed_s = time.monotonic() - self.started
         if skip.is_waiting:  # the time limit is one of the wait, and then one of what is recorded
@@ -436,9 +458,37 @@ class _Run:
                 self._rehearsed_instead()
         if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
             count = 0  # only a time limit or cancelling may end it
-        self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
+        why = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
+        if why == "steps" and self._runs_out(elapsed_s):
+            return
+        self.stopped = why
         if self.stopped:
             raise Enough
+
+    def _runs_out(self, elapsed_s: float) -> bool:
+        """Whether the script, whose steps have been made, is now let to its own end."""
+        spec, others = self.spec, self.ranks is not None and self.ranks.started
+        is_judged = not (self.compiles or others or self.recorder.digests is not None)
+        left_s = spec.time_limit_s - elapsed_s
+        wanted_s = min(MOST_RUN_OUT_S, max(LEAST_RUN_OUT_S, RUN_OUT_SHARE * elapsed_s), left_s)
+        if not (spec.grace_s and self.is_script and is_judged) or NO_RUN_OUT in self.wanted:
+            return False
+        if wanted_s < LEAST_RUN_OUT_S:
+            return False
+        self.looked_at = self.recorder.only_steps(self.recorder.outcome("steps"))
+        waiting = threading.Timer(wanted_s, self._stop_run_out)
+        waiting.daemon = True
+        waiting.start()
+        return True
+
+    def _stop_run_out(self) -> None:
+        """In a thread of its own, as the script may make no step any more: end the process with
+        what was recorded when its steps had been made."""
+        if self.stopped or self.is_over:
+            return
+        self.stopped = "steps"
+        end_python_within(CLEANED_UP_S, self._leave, joins_threads=False)
+        self._leave()
 
     def _goes_on(self, count: int) -> bool:
         """Whether steps that are to be looked at are still to come, because half precision took
@@ -513,6 +563,7 @@ class _Run:
 
     def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:
         self.recorder.switch_off()
+        self.is_over = True
         compiled = COMPILED_NOTE if self.stage.compiles and not self.compiles else ""
         never = ", ".join(sorted(set().union(*self.missing)))
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
@@ -537,8 +588,15 @@ class _Run:
             failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
-        outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
-        observations = self.recorder.observations(outcome)
+        if self.looked_at and self.stopped == "steps":
+            *before, seen = self.looked_at
+            outcome = replace(outcome_of([seen]), notes=notes)
+            observations = [*before, outcome]
+        else:
+            if self.looked_at:
+                notes += (only_steps_note(outcome_of(self.looked_at).steps),)
+            outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
+            observations = self.recorder.observations(outcome)
         measured = self.recorder.histograms.take()
         started = self.processes.started
         return ScriptResult(observations, measured, outcome, text, started, recorder.device)

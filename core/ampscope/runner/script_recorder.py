@@ -173,6 +173,15 @@ class ScriptRecorder:
         """Everything recorded, closed as if the script were killed now."""
         return self._closed(self.outcome("killed"))
 
+    def only_steps(self, outcome: Outcome) -> list[Observation]:
+        """From here on record losses, gradients and steps alone. What was recorded so far, closed
+        with ``outcome``."""
+        self.switch_off()
+        count = len(self.scans.records)
+        found = self.observations(outcome)
+        del self.scans.records[count:]
+        return found
+
     def observations(self, outcome: Outcome) -> list[Observation]:
         """Everything recorded, and the models' last state, closed with the outcome."""
         self.scans.at_end()
