@@ -31,7 +31,7 @@ from ampscope.control import Control
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.launcher.plan import DiagnosisPlan, UncompiledSearch, run_diagnosis
+from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, Scan, Tap
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
@@ -368,7 +368,7 @@ def test_a_part_without_parameters_is_looked_for_inside_the_module_that_cures() 
             return self.control(control)
 
     plan = Plan()
-    UncompiledSearch(plan).run()
+    UncompiledSearch(plan.views, plan.control, plan.control_until).run()
     assert plan.asked[-1] == "compiled;backend:aot_eager;uncompiled:b.act"
     finding = diagnosis_with_compiled_run(Evidence(views, "native")).findings[0]
     assert (finding.cause, finding.verdict.module) == ("graph_semantics", "b.act")

@@ -27,25 +27,16 @@ from pathlib import Path
 
 from ampscope import extensions
 from ampscope.analysis.compiled_runs import (
-    AOT_EAGER,
-    AOT_TAPPED,
-    DECOMPOSED,
-    GRAPH_ALONE,
-    Layer,
-    decomposed_ops,
-    is_back,
-    kept_out,
     layer,
     next_arm,
-    suspect_ops,
-    suspects,
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.healing import heals, trains
 from ampscope.analysis.lifting import can_be_lifted, candidates, lift
+from ampscope.analysis.repeatability import wants_repeat
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
-from ampscope.control import BASELINE, COMPILED, SCALE_1, Control
+from ampscope.control import BASELINE, COMPILED, REPEAT, SCALE_1, Control
 from ampscope.diagnosis import result
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
 from ampscope.diagnosis.cure import by_trials, comes_too_late, is_ambiguous, is_cured
@@ -55,6 +46,7 @@ from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns, remove_left_jobs
 from ampscope.launcher.smallest_set import smallest_set
+from ampscope.launcher.uncompiled_search import UncompiledSearch
 from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.runner.private_files import WAITS
@@ -67,9 +59,6 @@ MAX_NEIGHBOUR_S = 10.0  # of a run: a neighbour of a finding that is cured is tr
 MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
 MAX_LIFTS = 6  # runs with sites lifted
-MAX_COMPILED_RUNS = 8
-MAX_SUSPECTS = 3  # the module that taps point at, and what holds it
-MAX_SUSPECT_OPS = 2
 MAX_SEARCH_S = 60.0  # a search's runs are stopped then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
 
@@ -114,6 +103,9 @@ def run_diagnosis(
             return _report(plan, diagnosis, started)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
+        if not diagnosis.findings and plan.wants_repeat():
+            plan.control(REPEAT)
+            diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if plan.wants_frozen_scale():
             plan.control(SCALE_1)
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
@@ -126,7 +118,7 @@ def run_diagnosis(
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
             if is_searched:
                 _hand_on(plan, diagnosis, started, hear)
-                UncompiledSearch(plan).run()
+                UncompiledSearch(plan.views, plan.control, plan.control_until).run()
                 diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
@@ -341,6 +333,12 @@ class DiagnosisPlan:
             self.done[BASELINE].info, self.views[BASELINE], self.views.get("fp32")
         )
 
+    def wants_repeat(self) -> bool:
+        """Whether the unchanged script has to run twice, before what differs at the beginning of
+        its fp32 control can be laid to chance or to half precision."""
+        fp32 = self.views.get("fp32")
+        return fp32 is not None and wants_repeat(self.views[BASELINE], fp32)
+
     def wants_frozen_scale(self) -> bool:
         """Every step was skipped at whatever scale, or the scale fell below 1, with a finite loss:
         are gradients finite at 1?"""
@@ -533,70 +531,6 @@ class DiagnosisPlan:
         self.done[control] = run
         self.views[control] = RunView(control, run.info.id, run.observations)
         self.on_change()
-
-
-# What differs without inductor already is searched without it: that compiles nothing.
-_THROUGH = {
-    Layer.KERNEL: COMPILED, Layer.DECOMPOSITION: DECOMPOSED, Layer.GRAPH: AOT_EAGER,
-    Layer.CAPTURE: GRAPH_ALONE,
-}  # fmt: skip
-
-
-class UncompiledSearch:
-    """Looks for an op to keep out of the compiler's kernels, and for the smallest set of modules to
-    leave uncompiled, where the compiler is to blame for more than its rounding."""
-
-    def __init__(self, plan: DiagnosisPlan) -> None:
-        self._plan = plan
-        self._views = plan.views
-
-    def run(self) -> None:
-        """Ops first, where kernels are made of them; then modules."""
-        blamed = layer(self._views)
-        if blamed is None or blamed not in _THROUGH:
-            return
-        took = self._views[COMPILED].outcome.elapsed_s  # compiling takes most of it
-        self._deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_SUSPECTS * took)
-        self._through = _THROUGH[blamed]
-        if blamed is Layer.KERNEL:
-            ops = suspect_ops(self._views)[:MAX_SUSPECT_OPS]
-            any(self._is_cure(Control.of(COMPILED, unfused=(op,))) for op in ops)
-        if blamed is Layer.DECOMPOSITION and smallest_set(
-            decomposed_ops(self._views),
-            lambda ops: self._is_cure(Control.of(self._through, unfused=ops)),
-            MAX_SEARCH_RUNS,
-        ):
-            return
-        if any(self._is_left_out((path,)) for path in suspects(self._views)[:MAX_SUSPECTS]):
-            return
-        if kept_out(self._views) is None:  # else the op is known, and its module is not worth runs
-            self._search_modules()
-
-    def _search_modules(self) -> None:
-        """First among the modules that own parameters, then among their parents, whose own code may
-        be what is compiled wrongly, or that of a part without parameters."""
-        most = MAX_COMPILED_RUNS if self._through == COMPILED else MAX_SEARCH_RUNS
-        owners = names = result.modules_with_parameters(self._views[BASELINE])
-        while names and not (found := smallest_set(names, self._is_left_out, most)):
-            names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
-        if names and names is not owners and found and len(found) == 1:
-            self._search_parts(found[0], owners)
-
-    def _search_parts(self, module: str, owners: Sequence[str]) -> None:
-        """Among the parts of ``module`` that have no parameters and hold none: taps name them."""
-        if self._through == COMPILED:
-            return
-        taps = self._plan.control(AOT_TAPPED).taps
-        below = [m for m in dict.fromkeys(t.module for t in taps) if m.startswith(f"{module}.")]
-        parts = [m for m in below if not any(f"{o}.".startswith(f"{m}.") for o in owners)]
-        any(self._is_left_out((path,)) for path in parts[:MAX_SUSPECTS])
-
-    def _is_left_out(self, paths: tuple[str, ...]) -> bool:
-        return self._is_cure(Control.of(self._through, uncompiled=paths))
-
-    def _is_cure(self, control: Control) -> bool:
-        done = self._plan.control_until(self._deadline, control)
-        return done is not None and is_back(self._views, control)
 
 
 _PORT = re.compile(r"MASTER_PORT|--?master[-_]port|tcp://")
