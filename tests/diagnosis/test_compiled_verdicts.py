@@ -32,6 +32,7 @@ from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compi
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
+from ampscope.launcher.uncompiled_search import UncompiledSearch
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, Scan, Tap
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
