@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradient
+from ampscope.patches import within
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import HALF_FROM, Cadence, RunSpec

@@ -198,7 +198,7 @@ class ScriptRecorder:
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
-            *self._line_uses.records(),
+            *self._line_uses.records(self.sites.files()),
             *self.sites.records(),
             *self.requests.records(),
             *STATED,

@@ -107,6 +107,7 @@ class HalfSites:
         self._steps = steps
         self._sites: dict[tuple[str, ...], _Site] = {}
         # Sites of which no more is looked at, by the instruction of the user's that calls.
+        self._files: dict[str, None] = {}
         self._closed: dict[tuple[int, int], _Site] = {}
         self._codes: list[Any] = []
         self._arrived: OrderedDict[int, tuple[_Site, int]] = OrderedDict()  # by address
@@ -121,6 +122,10 @@ class HalfSites:
         with self.failures.contained(_WHAT):
             return [site.record() for site in list(self._sites.values())]
         return []
+
+    def files(self) -> list[str]:
+        """Of the script's own, that hold a site."""
+        return list(self._files)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -324,6 +329,7 @@ class HalfSites:
             site = _Site(*key, self._steps.count, not self._watch.trains)
             if len(self._sites) < MOST_SITES:
                 self._sites[key] = site
+                self._files[place[0]] = None
         return site
 
     def _kind(self, kind: str) -> str:
