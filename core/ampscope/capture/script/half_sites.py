@@ -369,7 +369,22 @@ class HalfSites:
             return "loss", ""
         if self._paths.stack or before.requires_grad:
             return "activations", self._paths.path(self._paths.current())
+        if self._watch.trains and (found := self._copied(before)) is not None:
+            return found
         return ("" if is_learned(before) else "data"), ""
+
+    def _copied(self, tensor: Tensor) -> tuple[str, str] | None:
+        """What ``tensor`` is a copy of, as of a checkpoint that is on its way to a file."""
+        known = self._known_tensors()
+        if not _address(tensor) or not 0 < tensor.numel() <= ELEMENTS or tensor.is_cuda:
+            return None
+        for optimizer in self._steps.optimizers:
+            held = [t for _, state in state_of(optimizer) for t in state.values()]
+            for one in (*held, *parameters_of(optimizer)):
+                is_alike = isinstance(one, Tensor) and one.shape == tensor.shape and one.dim() > 0
+                if is_alike and one.is_cpu and torch.equal(one.detach(), tensor) and tensor.any():
+                    return known.get(_address(one))
+        return None
 
     def _known_tensors(self) -> dict[int, tuple[str, str]]:
         """Weights, buffers and moments by their address; made anew once in each step."""
