@@ -326,7 +326,7 @@ class ScriptRecorder:
         named = (o for o in known if self.steps.optimizer_name(o) == record.optimizer)
         optimizer = next(named, None)
         with self._not_watched():
-            self.sites.stepped(optimizer)
+            self.sites.failures.call("an optimizer in half", self.sites.stepped, optimizer)
             self._digested(count, scale, optimizer)
         self.watch.new_step(count)
         self.watch.reads.stepped()

@@ -52,6 +52,7 @@ from ampscope.capture.tensors import (
     opened,
 )
 from ampscope.capture.user_objects import (
+    IdMap,
     modules,
     own_buffers,
     own_parameters,
@@ -87,7 +88,8 @@ _CONVERTED = ("tensor", "as_tensor", "asarray", "new_tensor")
 _READ = ("from_numpy", "from_dlpack", "frombuffer")
 _UNSET = ("zeros", "empty", "rand", "randn", "randint", "new_zeros", "new_empty", "empty_strided",
           "zeros_like", "empty_like", "rand_like", "randn_like", "randint_like")  # fmt: skip
-_OWN = str(Path(ampscope.__file__).parent)
+# What ampscope computes, and what torch.cuda tries out, is none of the script's.
+_OTHERS = (str(Path(ampscope.__file__).parent), str(Path(torch.cuda.__file__).parent))
 _PASSER = "__torch_function__"  # name of what passes a call on
 _PASSES = 12  # frames in which one does so
 _WHAT = "where numbers become half precision"
@@ -106,8 +108,9 @@ class HalfSites:
         self._watch = watch
         self._steps = steps
         self._sites: dict[tuple[str, ...], _Site] = {}
-        # Sites of which no more is looked at, by the instruction of the user's that calls.
         self._files: dict[str, None] = {}
+        self._stepped: IdMap[Any, int] = IdMap()  # steps of each optimizer that were looked at
+        # Sites of which no more is looked at, by the instruction of the user's that calls.
         self._closed: dict[tuple[int, int], _Site] = {}
         self._codes: list[Any] = []
         self._arrived: OrderedDict[int, tuple[_Site, int]] = OrderedDict()  # by address
@@ -180,8 +183,10 @@ class HalfSites:
     def stepped(self, optimizer: Any) -> None:
         """``optimizer`` has made a step; its line still runs. Its weights and moments in half are
         rounded by it."""
-        if optimizer is None or self._steps.count > STEPS or not self.enabled:
+        steps = (self._stepped.get(optimizer) or 0) + 1
+        if optimizer is None or steps > STEPS or not self.enabled:
             return
+        self._stepped[optimizer] = steps
         place, kind = self._lines.where(), type(optimizer).__name__
         known = self._known_tensors()
         found = [("weights", p, p) for p in parameters_of(optimizer)]
@@ -249,7 +254,7 @@ class HalfSites:
                 return
             if caller.f_code.co_name == _PASSER and _is_passed_on(caller):
                 return  # the wrapper that the script called hears it
-            if caller.f_code.co_filename.startswith(_OWN) and not self._lines.is_user(
+            if caller.f_code.co_filename.startswith(_OTHERS) and not self._lines.is_user(
                 caller.f_code
             ):
                 return
@@ -327,7 +332,7 @@ class HalfSites:
         site = self._sites.get(key)
         if site is None:
             site = _Site(*key, self._steps.count, not self._watch.trains)
-            if len(self._sites) < MOST_SITES:
+            if place[0] and len(self._sites) < MOST_SITES:
                 self._sites[key] = site
                 self._files[place[0]] = None
         return site
