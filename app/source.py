@@ -61,7 +61,8 @@ def show_file(found: Sequence[File]) -> None:
     chart.see(
         "Beside each line the dtypes in which it computed, forward (fwd) and backward (bwd), in "
         "the first two optimizer steps; an op of the backward pass counts for the line of its "
-        "forward op. A cast loses an element when it makes zero of one that was not."
+        "forward op. A cast loses an element when it makes zero of one that was not. Below a line "
+        "stands what it makes half precision, from the script's first line on."
     )
     if any(line.kernels for line in file.lines):
         chart.see(
@@ -103,6 +104,7 @@ def table(file: File) -> pd.DataFrame:
             "lost_elements": [line.lost for line in file.lines],
             "kernels": [" ".join(map(str, line.kernels)) for line in file.lines],
             "not_rounded": ["; ".join(line.unrounded) for line in file.lines],
+            "becomes_half": ["; ".join(line.sites) for line in file.lines],
             "began_here": [" ".join(line.notes) for line in file.lines],
         }
     )
@@ -145,7 +147,7 @@ def _below(line: LineView) -> list[str]:
         lost = percent(line.lost / line.cast)
         casts.append(f"casts {line.casts}; {lost} of the elements lost")
     unrounded = [f"not rounded in {what}" for what in line.unrounded[:KERNELS_SHOWN]]
-    return [*casts, *unrounded, *line.notes]
+    return [*casts, *line.sites, *unrounded, *line.notes]
 
 
 def _parts(file: File, asked: int, *, whole: bool) -> Iterator[LineView | int]:

@@ -10,7 +10,7 @@ from ampscope.analysis.hand_casts import HandCast, hand_casts, without_casts
 from ampscope.analysis.line_view import files, place
 from ampscope.analysis.module_line import ModuleLine, module_line
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import BadOp, LineUse, Observation, Outcome, SourceText
+from ampscope.observations import BadOp, HalfSite, LineUse, Observation, Outcome, SourceText
 from tests.helpers.evidence_making import bad_op, but, steps
 
 TEXT = SourceText("train.py", ("import torch", "x = w.half() @ v", "loss = x.sum()", ""))
@@ -42,6 +42,18 @@ def test_what_stands_beside_each_line() -> None:
     assert file.lines[1].casts == "fp32 → fp16 × 2"
     assert (file.lines[1].cast, file.lines[1].lost) == (10, 4)
     assert file.told == 2
+
+
+def test_what_becomes_half_before_any_op_is_seen() -> None:
+    site = HalfSite(
+        "cast", "train.py:1", "Tensor.half", "fp16", "whole numbers", prepares=True, calls=2,
+        elements=9, changed=4, merged=3, distinct=8,
+    )  # fmt: skip
+    (file,) = files(view(TEXT, site))
+    assert file.told == 1
+    (said,) = file.lines[0].sites
+    for fact in ("whole numbers", "fp16", "Tensor.half", "2 times", "9", "4 changed", "8", "3"):
+        assert fact in said
 
 
 def test_the_first_bad_op_and_the_steps_that_it_cost() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.load import load_diagnosis
@@ -150,6 +151,21 @@ def test_ops_without_flops_count_too(uses: dict[str, PrecisionUse]) -> None:
 
 
 @no_cuda
+def test_a_run_that_only_stores_in_half_is_not_called_one_without_half() -> None:
+    site = HalfSite("saved", "train.py:9", "Tensor.half", "fp16", "saved activations", calls=3)
+    recorded = run(steps(), traced_ops=9, flop_dtypes=("fp32",), flop_counts=(8,), uses_autocast="")
+    assert precision_use(recorded, None).no_half
+    stored = RunView("as_is", "1", [*recorded.steps, site, recorded.outcome])
+    use = precision_use(stored, None)
+    assert use.sites == ("train.py:9",)
+    assert not use.no_half
+    assert use.computed_none
+    assert "train.py:9" in precision_headline(use)
+    assert "used no half" not in precision_headline(use)
+    assert Evidence({"as_is": stored}, "native").uses_half
+    assert not Evidence({"as_is": recorded}, "native").uses_half
+
+
 def test_fp16_of_a_trainer_on_a_cpu() -> None:
     pytest.importorskip("transformers")
     with tempfile.TemporaryDirectory() as name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import sys
 from collections import OrderedDict
@@ -202,7 +203,10 @@ def test_moments_on_their_way_to_a_checkpoint(listening: Listening) -> None:
     line = here() + 1
     held["exp_avg_sq"].half()
     net.state_dict()["weight"].half()
-    (moments,), (weights,) = listening.at(line), listening.at(line + 1)
+    copy.deepcopy(optimizer.state_dict())["state"][0]["exp_avg_sq"].half()
+    torch.rand(2, 3).half()
+    (moments,), (weights,), (copied,), (other,) = (listening.at(line + n) for n in range(4))
+    assert (copied.role, other.role) == ("moments", "data")
     assert (moments.role, moments.step, moments.prepares) == ("moments", 1, False)
     assert weights.role == "weights"
 

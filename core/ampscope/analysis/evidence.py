@@ -98,11 +98,12 @@ class Evidence:
 
     @cached_property
     def uses_half(self) -> bool:
-        """The script computes in half precision at all: under autocast, in a model of it, or in
-        ops on tensors that it casts itself."""
+        """The script uses half precision at all: under autocast, in a model of it, in ops on
+        tensors that it casts itself, or at a site that only stores numbers in it."""
         outcome = self.baseline.outcome
         in_half = outcome.half_ops or {"fp16", "bf16"} & {*outcome.flop_dtypes}
-        return bool(outcome.uses_autocast or outcome.uses_half_model or in_half)
+        is_named = outcome.uses_autocast or outcome.uses_half_model
+        return bool(is_named or in_half or self.baseline.sites)
 
     @cached_property
     def root(self) -> RootOp | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import BadOp, Kernel, LineUse
+from ampscope.observations import BadOp, HalfSite, Kernel, LineUse
 
 CASTS = frozenset({"_to_copy", "copy_"})
 # These hand numbers on as they are: a line that only does so computes in no dtype.
@@ -38,11 +38,13 @@ class LineView:
     notes: tuple[str, ...]  # what began here, the first step first
     kernels: tuple[int, ...] = ()  # of compiled code, of several ops, that compute this line
     unrounded: tuple[str, ...] = ()  # "kernel 4: aten.mul to bf16": results handed on unrounded
+    sites: tuple[str, ...] = ()  # what it makes half and what that loses, from the first line on
 
     @property
     def is_told(self) -> bool:
         """Whether anything stands beside the text."""
-        return bool(self.forward or self.backward or self.casts or self.notes or self.kernels)
+        told = self.forward or self.backward or self.casts or self.notes or self.kernels
+        return bool(told or self.sites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
     for use in run.line_uses:
         uses[place(use.line)].append(use)
     notes = _notes(run)
+    sites = defaultdict[tuple[str, int], list[str]](list)
+    for site in run.sites:
+        sites[place(site.line)].append(site_words(site))
     fused = [kernel for kernel in kernels if len(kernel.ops) > 1]
     found = [
         File(
@@ -72,6 +77,7 @@ def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
             tuple(
                 replace(
                     _line(number, text, uses[source.file, number], notes[source.file, number]),
+                    sites=tuple(sites[source.file, number]),
                     **_compiled(f"{source.file}:{number}", fused),
                 )
                 for number, text in enumerate(source.lines, start=1)
@@ -81,6 +87,30 @@ def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
         if source.lines
     ]
     return sorted(found, key=lambda file: -file.told)
+
+
+def site_words(site: HalfSite) -> str:
+    """ "moments become fp16 by Tensor.half, 6 times; of 4,096 elements 4,000 changed, 12 became
+    zero"."""
+    what = site.role or "numbers"
+    named = f" of {', '.join(site.names)}" if site.names else ""
+    text = f"{what}{named} become {site.dtype} by {site.op}"
+    text += f", {site.calls:,} times" if site.calls > 1 else ""
+    if not site.elements:
+        return text
+    lost = [
+        f"{count:,} {how}"
+        for count, how in (
+            (site.changed, "changed"),
+            (site.zeroed, "became zero"),
+            (site.infinite, "became infinite"),
+        )
+        if count
+    ]
+    text += f"; of {site.elements:,} elements {', '.join(lost) or 'none changed'}"
+    if site.merged:
+        text += f"; of {site.distinct:,} distinct numbers {site.merged:,} fell onto others"
+    return text
 
 
 def _line(number: int, text: str, uses: Sequence[LineUse], notes: Sequence[str]) -> LineView:

@@ -48,6 +48,7 @@ class PrecisionUse:
     reasons: tuple[Reason, ...] = ()
     not_judged: tuple[str, ...] = ()  # ops that the control computes in the same fp8 or int8
     has_loss: bool = True  # a loss of the training was seen
+    sites: tuple[str, ...] = ()  # lines at which numbers became half, the first of them first
 
     @property
     def total(self) -> int:
@@ -60,9 +61,15 @@ class PrecisionUse:
         return FlopShare(self.flops).half_share
 
     @property
-    def no_half(self) -> bool:
+    def computed_none(self) -> bool:
         """Nothing computed in half precision; False where that is not known."""
         return self.is_recorded and not self.half_ops and not self.half_share
+
+    @property
+    def no_half(self) -> bool:
+        """Nothing computed in half precision, and no number became half; False where that is not
+        known."""
+        return self.computed_none and not self.sites
 
     @property
     def apart(self) -> str:
@@ -98,6 +105,7 @@ def precision_use(baseline: RunView, fp32: RunView | None) -> PrecisionUse:
         steps=steps,
         compared=0 if fp32 is None else min(steps, len(fp32.steps)),
         is_recorded=is_recorded,
+        sites=tuple(dict.fromkeys(site.line for site in baseline.sites)),
         has_loss=bool(baseline.losses) or any(a.loss is not None for a in baseline.steps),
         reasons=tuple(_reasons(baseline)),
         not_judged=tuple(
@@ -143,4 +151,4 @@ def wants_cuda(run: RunView, said: str) -> bool:
     # Both follow the device: a scaler is left out, and autocast takes bf16, fp16 on CUDA.
     if run.use("cpu_default") or any(c.name == "scaler_new" and not c.enabled for c in run.calls):
         return True
-    return not run.steps or (run.control == BASELINE and precision_use(run, None).no_half)
+    return not run.steps or (run.control == BASELINE and precision_use(run, None).computed_none)

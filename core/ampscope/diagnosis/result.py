@@ -19,7 +19,7 @@ from ampscope.diagnosis.findings import Diagnosis
 from ampscope.errors import BadInput
 from ampscope.hardware.capability import emulates_bf16
 from ampscope.number_words import plural, power_of_two
-from ampscope.observations import COMPILED_NOTE
+from ampscope.observations import COMPILED_NOTE, HalfSite
 from ampscope.policy import op_lists
 from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
@@ -93,6 +93,7 @@ class DiagnosisResult:
     rules: str = ""  # the version of the rules that drew a stored conclusion; "" of today's
     rank: int | None = None  # that was judged; None of a script that trains in one process
     compiled: tuple[CompiledRun, ...] = ()  # beside the eager one, in the order that was made
+    sites: tuple[HalfSite, ...] = ()  # of the baseline run, in the order of their first calls
     results: tuple[ComparedResult, ...] = ()  # that the script reports, and fp32's are better
 
     @property
@@ -193,6 +194,7 @@ def report_of(
         ended=views[BASELINE].outcome.ended,
         lead=None if diagnosis.findings else lead(views[BASELINE], views.get("fp32")),
         precision=precision_use(views[BASELINE], views.get("fp32")),
+        sites=tuple(views[BASELINE].sites),
         rank=outcome.rank if outcome.ranks > 1 else None,
         results=_worse_results(views),
         compiled=tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ampscope.causes import CAUSES
@@ -38,6 +39,8 @@ def document(report: DiagnosisResult) -> dict[str, Any]:
         },
         "lead": _lead(report),
         "precision": _precision(report),
+        # Where numbers became half precision, from the script's first line on.
+        "sites": [dataclasses.asdict(site) for site in report.sites],
         "policy": diagnosis.policy,
         "rules": rules(head) if (head := report.runs.get(BASELINE)) else None,
         "elapsed_s": round(report.elapsed_s, 2),

@@ -209,7 +209,7 @@ class ScriptRecorder:
             *bad,
             *self.watch.uses.records(),
             *self.watch.copies.records(),
-            *self._line_uses.records(),
+            *self._line_uses.records(self.sites.files()),
             *self.sites.records(),
             *self.requests.records(),
             *STATED,
@@ -344,7 +344,7 @@ class ScriptRecorder:
         named = (o for o in known if self.steps.optimizer_name(o) == record.optimizer)
         optimizer = next(named, None)
         with self._not_watched():
-            self.sites.stepped(optimizer)
+            self.sites.failures.call("an optimizer in half", self.sites.stepped, optimizer)
             self._digested(count, scale, optimizer)
         self.watch.new_step(count)
         self.watch.reads.stepped()

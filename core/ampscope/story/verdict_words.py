@@ -187,6 +187,13 @@ def precision_headline(use: PrecisionUse) -> str:
         return f"{judged}; in which precision each op ran was not recorded."
     if use.no_half:
         return f"This run used no half precision: {why_none(use)}. {judged}, in fp32."
+    if use.computed_none:
+        places = plural(len(use.sites), "line")
+        shown = ", ".join(use.sites[:MAX_REASONS])
+        return (
+            "No op computed in half precision, but numbers became half at "
+            f"{places} ({shown}{', …' if len(use.sites) > MAX_REASONS else ''}); {judged}."
+        )
     shares = _shares(use)
     return f"{shares[:1].upper()}{shares[1:]}; {judged}."
 

@@ -52,6 +52,7 @@ from ampscope.capture.tensors import (
     opened,
 )
 from ampscope.capture.user_objects import (
+    IdMap,
     modules,
     own_buffers,
     own_parameters,
@@ -87,7 +88,8 @@ _CONVERTED = ("tensor", "as_tensor", "asarray", "new_tensor")
 _READ = ("from_numpy", "from_dlpack", "frombuffer")
 _UNSET = ("zeros", "empty", "rand", "randn", "randint", "new_zeros", "new_empty", "empty_strided",
           "zeros_like", "empty_like", "rand_like", "randn_like", "randint_like")  # fmt: skip
-_OWN = str(Path(ampscope.__file__).parent)
+# What ampscope computes, and what torch.cuda tries out, is none of the script's.
+_OTHERS = (str(Path(ampscope.__file__).parent), str(Path(torch.cuda.__file__).parent))
 _PASSER = "__torch_function__"  # name of what passes a call on
 _PASSES = 12  # frames in which one does so
 _WHAT = "where numbers become half precision"
@@ -106,6 +108,8 @@ class HalfSites:
         self._watch = watch
         self._steps = steps
         self._sites: dict[tuple[str, ...], _Site] = {}
+        self._files: dict[str, None] = {}
+        self._stepped: IdMap[Any, int] = IdMap()  # steps of each optimizer that were looked at
         # Sites of which no more is looked at, by the instruction of the user's that calls.
         self._closed: dict[tuple[int, int], _Site] = {}
         self._codes: list[Any] = []
@@ -121,6 +125,10 @@ class HalfSites:
         with self.failures.contained(_WHAT):
             return [site.record() for site in list(self._sites.values())]
         return []
+
+    def files(self) -> list[str]:
+        """Of the script's own, that hold a site."""
+        return list(self._files)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -175,8 +183,10 @@ class HalfSites:
     def stepped(self, optimizer: Any) -> None:
         """``optimizer`` has made a step; its line still runs. Its weights and moments in half are
         rounded by it."""
-        if optimizer is None or self._steps.count > STEPS or not self.enabled:
+        steps = (self._stepped.get(optimizer) or 0) + 1
+        if optimizer is None or steps > STEPS or not self.enabled:
             return
+        self._stepped[optimizer] = steps
         place, kind = self._lines.where(), type(optimizer).__name__
         known = self._known_tensors()
         found = [("weights", p, p) for p in parameters_of(optimizer)]
@@ -244,7 +254,7 @@ class HalfSites:
                 return
             if caller.f_code.co_name == _PASSER and _is_passed_on(caller):
                 return  # the wrapper that the script called hears it
-            if caller.f_code.co_filename.startswith(_OWN) and not self._lines.is_user(
+            if caller.f_code.co_filename.startswith(_OTHERS) and not self._lines.is_user(
                 caller.f_code
             ):
                 return
@@ -322,8 +332,9 @@ class HalfSites:
         site = self._sites.get(key)
         if site is None:
             site = _Site(*key, self._steps.count, not self._watch.trains)
-            if len(self._sites) < MOST_SITES:
+            if place[0] and len(self._sites) < MOST_SITES:
                 self._sites[key] = site
+                self._files[place[0]] = None
         return site
 
     def _kind(self, kind: str) -> str:
@@ -363,7 +374,22 @@ class HalfSites:
             return "loss", ""
         if self._paths.stack or before.requires_grad:
             return "activations", self._paths.path(self._paths.current())
+        if self._watch.trains and (found := self._copied(before)) is not None:
+            return found
         return ("" if is_learned(before) else "data"), ""
+
+    def _copied(self, tensor: Tensor) -> tuple[str, str] | None:
+        """What ``tensor`` is a copy of, as of a checkpoint that is on its way to a file."""
+        known = self._known_tensors()
+        if not _address(tensor) or not 0 < tensor.numel() <= ELEMENTS or tensor.is_cuda:
+            return None
+        for optimizer in self._steps.optimizers:
+            held = [t for _, state in state_of(optimizer) for t in state.values()]
+            for one in (*held, *parameters_of(optimizer)):
+                is_alike = isinstance(one, Tensor) and one.shape == tensor.shape and one.dim() > 0
+                if is_alike and one.is_cpu and torch.equal(one.detach(), tensor) and tensor.any():
+                    return known.get(_address(one))
+        return None
 
     def _known_tensors(self) -> dict[int, tuple[str, str]]:
         """Weights, buffers and moments by their address; made anew once in each step."""

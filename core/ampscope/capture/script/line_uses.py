@@ -74,9 +74,9 @@ class LineUses:
             self._nonzero[key] += int(was)
             self._lost[key] += int(was) - int(now)
 
-    def records(self) -> list[LineUse | SourceText]:
+    def records(self, more: Sequence[str] = ()) -> list[LineUse | SourceText]:
         """A record for each line, op and dtypes in the order of their first call, and the texts of
-        the files in which most of them are."""
+        the files in which most of them are, and of ``more``."""
         uses = [
             LineUse(
                 line=line_name(key.place),
@@ -91,6 +91,7 @@ class LineUses:
             for key, calls in self._calls.items()
         ]
         by_file = Counter(key.place[0] for key in self._calls)
+        by_file.update(more)
         texts = [_text(file) for file, _ in by_file.most_common(MOST_FILES)]
         return [*uses, *texts]
 
