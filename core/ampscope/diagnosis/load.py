@@ -22,6 +22,7 @@ from ampscope import __version__
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.lead import Lead
 from ampscope.analysis.precision_use import PrecisionUse
+from ampscope.analysis.results import ComparedResult
 from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
@@ -165,6 +166,7 @@ class _Conclusion:
     rules: str
     rank: int | None = None
     compiled: tuple[CompiledRun, ...] = ()
+    results: tuple[ComparedResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
