@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from ampscope.analysis.results import worse_results
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.diagnosis.load import judge_again, load_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Call, Observation, Outcome, Printed
+from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import FALLING, but, steps
+from tests.helpers.script_stores import one_step, run, seen
 
 NAN = math.nan
 
@@ -23,9 +28,9 @@ def view(printed: Mapping[str, Sequence[float]], made: Sequence[Observation] = (
 
 
 def worse(words: str, own: Sequence[float], fp32: Sequence[float]) -> bool:
-    run, control = view({words: own}), view({words: fp32})
-    found = worse_results(run, control)
-    assert (Symptom.RESULTS in symptoms(run, control)) == bool(found)
+    both = view({words: own}), view({words: fp32})
+    found = worse_results(*both)
+    assert (Symptom.RESULTS in symptoms(*both)) == bool(found)
     return bool(found)
 
 
@@ -69,3 +74,32 @@ def test_the_rate_that_is_left() -> None:
     (found,) = worse_results(view({}, lost), view({}, kept))
     assert (found.words, found.own, found.reference) == ("learning rate", 6e-9, 1e-3)
     assert not worse_results(view({}, kept), view({}, lost))
+
+
+def test_told_with_both_numbers_and_read_back(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    made = [one_step(n, loss) for n, loss in enumerate(FALLING)]
+    ids = {
+        name: run(store, name, seen(made, Printed("val acc", (0.1, own), (0, 1))))
+        for name, own in (("as_is", NAN), ("fp32", 0.9))
+    }
+    before, after = judge_again(store, ids["as_is"])
+    with Reader(store) as reader:
+        stored = load_diagnosis(reader, ids["fp32"])
+    for result in (before, after, stored):
+        assert result.diagnosis.verdict == "inconclusive"
+        assert [one.words for one in result.results] == ["val acc"]
+        assert "val acc nan, 0.9 in fp32" in result.undecided
+
+
+def test_a_secret_is_not_recorded(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    run_id = run(store, "as_is", seen([one_step(0, 1.0)]))
+    with Reader(store) as reader:
+        runs = ScriptRuns(reader.run(run_id).spec, store)
+    runs._file(run_id, "out").write_text("password 1234\nloss 0.5\nloss 0.25\n")
+    runs._keep_printed(run_id)
+    runs.folder.cleanup()
+    with Reader(store) as reader:
+        kept = [o for o in reader.observations(run_id) if isinstance(o, Printed)]
+    assert kept == [Printed("loss", (0.5, 0.25), (1, 2))]
