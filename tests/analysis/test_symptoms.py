@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ampscope.analysis.gradient_loss import gradient_error
-from ampscope.analysis.repeatability import is_reproducible, wants_repeat
+from ampscope.analysis.repeatability import beyond_floor, is_reproducible, wants_repeat
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.observations import READ_LOSS, Call, ParameterGradient
@@ -322,3 +322,18 @@ def test_an_unlike_beginning_is_chance_only_where_the_script_itself_repeats_it(
 def test_a_script_whose_later_losses_differ_does_not_reproduce_itself() -> None:
     assert is_reproducible(run(steps(LEARNED)), run(steps(LEARNED)))
     assert not is_reproducible(run(steps(LEARNED)), run(steps([a * 1.1 for a in LEARNED])))
+
+
+@pytest.mark.parametrize(
+    ("moved", "is_beyond"), [(0.03, True), (0.5, False), (NAN, None)], ids=["near", "far", "nan"]
+)
+def test_a_loss_that_one_rounding_carries_as_far_is_no_slower_learning(
+    moved: float, is_beyond: bool | None
+) -> None:
+    full = decay(2.0, 0.1)
+    own, fp32 = run(steps([max(a, 1.2) for a in full])), fp32_run(steps(full))
+    other = fp32_run(steps([a + moved for a in full]))
+    assert beyond_floor(own, fp32, other) is is_beyond
+    assert Symptom.BEHIND in evidence(own, fp32).symptoms
+    made = evidence(own, fp32, **{"fp32;nudged": other})
+    assert (Symptom.BEHIND in made.symptoms) is (is_beyond is not False)

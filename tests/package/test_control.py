@@ -97,7 +97,12 @@ def test_the_code_spells_some() -> None:
 
 def test_each_name_is_applied_offered_and_explained() -> None:
     applied = {*controls._PLAIN, *controls._VALUED, "fp32_modules", "fp32_lines", "uncompiled"}
-    assert applied == set(KINDS) - {"as_is", "compiled", "taps"}  # these are the recorder's
+    assert applied == set(KINDS) - {
+        "as_is",
+        "repeat",
+        "compiled",
+        "taps",
+    }  # these are the recorder's
     assert [text.partition(":")[0] for text in INTERVENTIONS.split(", ")] == [
         name for name, kind in KINDS.items() if not kind.is_compiled
     ]

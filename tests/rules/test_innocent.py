@@ -78,6 +78,26 @@ def test_where_every_control_breaks_amp_is_innocent() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("later", "expected", "is_tried"),
+    [(0, 0.5, False), (2, 0.5, True), (2, None, True), (2, 0.001, False)],
+    ids=["first_step", "long", "unknown", "short"],
+)
+def test_a_lower_rate_is_tried_only_where_steps_could_have_led_there(
+    later: int, expected: float | None, is_tried: bool
+) -> None:
+    bad = {"grad_nonfinite": 16, "grad_norm": None, "weight_nonfinite": 16}
+    made = steps((*FLAT[:later], *(NAN,) * (STEPS - later)), expected_change=expected)
+    made = [replace(a, update_norm=None) for a in but(made, range(later, STEPS), **bad)]
+    skipped = but(
+        steps((*FLAT[:later], *(NAN,) * (STEPS - later))), range(later, STEPS), **OVERFLOWED
+    )
+    own = run(skipped, bad_op("aten.mm", fp32_finite=False, step=later))
+    (found,) = diagnose(evidence(own, fp32_run(made), bf16=run(made, control="bf16"))).findings
+    assert found.cause == "not_amp_divergence"
+    assert bool(found.verdict.fix.controls) is is_tried
+
+
 def test_an_fp32_control_that_breaks_much_later_acquits_nobody() -> None:
     assert "not_amp_divergence" not in causes(diagnose(breaks_at_once(later=9)))
     assert diagnose(breaks_at_once(bf16=False)).verdict == "inconclusive"

@@ -170,8 +170,62 @@ for i in range(20):
     go(loss)
 """
 )
+SCRIPTS["kl_target"] = (
+    HEAD
+    + """
+for i in range(20):
+    x=torch.randn(6,8); t=torch.randint(0,4,(6,))
+    with ac(): y=m(x).float()
+    p=F.softmax(y*(1e4 if i==7 else 1),-1); q=F.log_softmax(torch.randn(6,4),-1)
+    loss=F.cross_entropy(y,t)+F.kl_div(q,p,reduction="batchmean")
+    go(loss)
+"""
+)
+SCRIPTS["acos"] = (
+    HEAD
+    + """
+for i in range(20):
+    x=torch.randn(6,8); e=F.normalize(torch.randn(6,4),dim=-1)
+    with ac(): y=m(x).float()
+    d=F.normalize(y,dim=-1)
+    c=(d*e).sum(-1).clamp(-.99,.99)
+    if i==7: c=c/c.abs().detach()
+    loss=torch.acos(c).mean()
+    go(loss)
+"""
+)
+SCRIPTS["svd"] = (
+    HEAD
+    + """
+for i in range(20):
+    x=torch.randn(6,8)
+    with ac(): y=m(x).float()
+    a=y.reshape(6,2,2)
+    if i==7: a=a*0+torch.eye(2)
+    u,s1,v=torch.linalg.svd(a)
+    loss=(u@v-torch.eye(2)).square().mean()
+    go(loss)
+"""
+)
+SCRIPTS["solve_left_out"] = (
+    HEAD
+    + """
+for i in range(20):
+    x=torch.randn(6,8); p=torch.randn(6,5,2)
+    if i==7: p[2]=0
+    with ac(): w=m(x).float().sigmoid()[:,:1]+p.new_ones(1)
+    a=(p.mT*w[...,None])@p
+    z,info=torch.linalg.solve_ex(a,torch.ones(6,2,1))
+    loss=F.smooth_l1_loss(z[info==0],torch.zeros(1).expand_as(z[info==0]))
+    go(loss)
+"""
+)
 
 EXPECTED = {
+    "kl_target": ("singular_gradient", "fp32 has it too", "kl_div"),
+    "acos": ("singular_gradient", "fp32 has it too", "torch.acos"),
+    "svd": ("singular_gradient", "fp32 has it too", "linalg.svd"),
+    "solve_left_out": ("masked_branch_gradient", "in fp32 as well", "solve_ex"),
     "ctc": ("bad_input_data", "sample 2 of the batch", "ctc_loss"),
     "zero_by_zero": ("bad_input_data", "index 3", "x.sum(1"),
     "norm_target": ("bad_input_data", "index 3", "t.sum("),
@@ -205,7 +259,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Diagn
         yield OnDemand(made)
 
 
-@pytest.mark.parametrize("name", quick(EXPECTED, "ctc", "norm_target", "log0", "sqrt_mse", "empty"))
+@pytest.mark.parametrize(
+    "name", quick(EXPECTED, "kl_target", "ctc", "norm_target", "log0", "sqrt_mse", "empty")
+)
 def test_the_cause_is_the_one_that_fp32_shares(name: str, judged: dict[str, Diagnosis]) -> None:
     cause, words, code = EXPECTED[name]
     (finding,) = judged[name].findings

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.functional import mse_loss
 
@@ -43,7 +43,7 @@ PATCHED: list[tuple[Any, str]] = [
 WORDS = ("fp32", "bf16", "scale:8", "init_scale:8", "growth_interval:3", "add_scaler",
          "unscale_first", "lr:0.5", "eps:1e-3", "fp32_params", "fp32_state", "separate_scalers",
          "fresh_casts", "cleared_grads", "fp32_modules:0,2", "fp32_lines:train.py:1", "as_is",
-         "scale:8;lr:0.5")  # fmt: skip
+         "scale:8;lr:0.5", "fp32;nudged", "repeat")  # fmt: skip
 
 
 def _state() -> list[object]:
@@ -366,3 +366,40 @@ def test_epsilons_are_raised_where_they_are_smaller() -> None:
         assert float(zero + 1e-8) == pytest.approx(1e-3)
         assert float(zero + 0.5) == 0.5
     assert float(zero + 1e-8) == pytest.approx(1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["autocast", "cast"])
+def test_one_rounded_input_is_moved_once_and_nothing_is_drawn(
+    dtype: torch.dtype, form: str
+) -> None:
+    def seen(control: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        with applied(control):
+            torch.manual_seed(0)
+            ids = torch.arange(3000.0, 3064.0).to(dtype).float()
+            x, weight = torch.rand(64, 8), torch.eye(8)
+            made = []
+            for _ in range(2):
+                if form == "cast":
+                    made.append(x.to(dtype).float())
+                    continue
+                with torch.autocast("cpu", dtype):
+                    made.append(torch.mm(x, weight).float())
+            return ids, made[0], made[1], torch.rand(3)
+
+    plain, moved = seen("fp32"), seen("fp32;nudged")
+    assert torch.equal(plain[0], moved[0])  # whole numbers stay what they are
+    assert torch.equal(plain[2], moved[2])  # the second time
+    assert torch.equal(plain[3], moved[3])  # the generator
+    relative = ((moved[1] - plain[1]) / plain[1]).abs()
+    half_a_spacing = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
+    assert 0 < float(relative.max()) <= half_a_spacing
+    kept = plain[1].to(dtype).float() == plain[1]
+    assert torch.equal(plain[1][kept], moved[1][kept])
+
+
+def test_a_table_of_ids_in_half_is_not_what_is_moved() -> None:
+    with applied("fp32;nudged"):
+        table = torch.tensor([[2049.0, 0.3], [2050.0, 0.6]]).to(torch.float16).float()
+    assert table[:, 0].tolist() == [2049.0, 2050.0]
+    assert table[:, 1].tolist() != [torch.tensor(0.3).item(), torch.tensor(0.6).item()]

@@ -17,6 +17,7 @@ ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held
 FAR = 100.0  # a rise, or a distance from the control, that needs less evidence
 LASTING = 3  # steps; a rise that is gone after fewer was a batch's
 TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+SHORT = 0.01  # of the loss; ten steps of a healthy training take off more
 JUMP = 2.0  # the loss after such a step over the one before; a task that grows does so by the batch
 MOSTLY = 0.5  # of the rise, in powers
 # On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
@@ -139,6 +140,14 @@ def lower_rates(run: RunView, until: int | None, count: int = 3) -> list[float]:
     needed = math.log10(longest / OVERSHOOT) if 0 < longest < math.inf else 0.0
     least = max(1, math.ceil(needed))
     return [10.0**-n for n in range(least, least + count)]
+
+
+def rate_may_matter(run: RunView, until: int) -> bool:
+    """Whether a lower learning rate could keep the run from what breaks at step ``until``: a step
+    before was taken, and not all of them are known to go for a small share of the loss. Steps that
+    short leave the weights where any rate would have them."""
+    taken = [a for a in run.steps if a.step < until and not a.skipped]
+    return any((share := _share(a)) is None or share > SHORT for a in taken)
 
 
 def _lasting(losses: Sequence[float], place: int) -> float:

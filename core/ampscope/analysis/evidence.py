@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
+from ampscope.analysis.repeatability import beyond_floor
 from ampscope.analysis.root_op import RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms, symptoms_of_control
-from ampscope.control import BASELINE, REPEAT
+from ampscope.control import BASELINE, NUDGED, REPEAT
 
 
 class Evidence:
@@ -46,8 +47,14 @@ class Evidence:
 
     @cached_property
     def symptoms(self) -> frozenset[Symptom]:
-        """What is wrong with the baseline run."""
-        return symptoms(self.baseline, self.fp32)
+        """What is wrong with the baseline run. A loss that falls less than in fp32 is nothing where
+        one rounding, or a second run, carries the training as far."""
+        found = symptoms(self.baseline, self.fp32)
+        nudged = self.runs.get(NUDGED)
+        if nudged is None or self.fp32 is None or Symptom.BEHIND not in found:
+            return found
+        is_chance = beyond_floor(self.baseline, self.fp32, nudged) is False
+        return found - {Symptom.BEHIND} if is_chance else found
 
     @cached_property
     def fp32_symptoms(self) -> frozenset[Symptom]:

@@ -10,12 +10,14 @@ evidence, and the unchanged script has to run once more to tell the one from the
 from __future__ import annotations
 
 import math
+import statistics
 
-from ampscope.analysis.run_view import RunView
+from ampscope.analysis.run_view import TAIL_SHARE, RunView
 from ampscope.observations import Call, Scan
 
 EARLY_LOSSES = 10  # of the first steps, before a GPU's order of additions can grow
 SAME_LOSS = 0.01  # relative
+FLOOR = 3.0  # one run tells the size of a random distance, and not its extremes
 
 
 def difference(first: RunView, second: RunView) -> str:
@@ -56,6 +58,28 @@ def incomparable(run: RunView, fp32: RunView) -> str:
     what = difference(run, fp32)
     is_known = what and run.repeat is not None and is_reproducible(run, run.repeat)
     return "" if is_known else what
+
+
+def beyond_floor(run: RunView, fp32: RunView, other: RunView) -> bool | None:
+    """Whether the last losses of ``run`` are above fp32's by more than chance explains: by more
+    than :data:`FLOOR` times the distance of ``other`` from fp32. ``other`` is the fp32 control with
+    one input moved by a rounding, or, of a script whose order is not fixed, a second run in the
+    same precision. Means over the last fifth of what all three made. None where there are no losses
+    of all three, or not finite ones.
+
+    Of losses 0.30 in half, 0.20 in fp32 and 0.21 in the moved run the surplus is 0.10 and the floor
+    0.01: beyond it. Half precision rounds at every step, and not once: in a training that forgets a
+    disturbance a harmless run is beyond the floor, too. Within it there is no harm; beyond it there
+    may be.
+    """
+    runs = (run, fp32, other)
+    count = min(len(r.losses) for r in runs)
+    tails = [r.losses[count - max(1, int(count * TAIL_SHARE)) : count] for r in runs]
+    if not count or not all(math.isfinite(x) for tail in tails for x in tail):
+        return None
+    surplus = statistics.fmean(a - b for a, b in zip(tails[0], tails[1], strict=True))
+    chance = statistics.fmean(abs(a - b) for a, b in zip(tails[2], tails[1], strict=True))
+    return surplus > FLOOR * chance
 
 
 def draws_otherwise(first: RunView, second: RunView) -> bool:

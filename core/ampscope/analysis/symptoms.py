@@ -328,7 +328,7 @@ def _has_more_left(run: RunView, fp32: RunView) -> bool:
 
     0.24 against 0.014 are 94 and 99.6 % of the way down from 4: nearly as far, and seventeen times
     as much left. Of what is left three things must hold. It is :data:`MORE_LEFT` times fp32's: of
-    71 healthy scripts in fp16 or bf16 the most was 2.0, by steps that a search for the scale had
+    94 healthy scripts in fp16 or bf16 the most was 2.0, by steps that a search for the scale had
     skipped, and 1.25 without. The surplus is more than :data:`CONVERGED` of the first loss, below
     which a loss nears its floor: 1e-5 against 1e-9 is the rounding of bf16, and harmless. And it is
     more than fp32 had left a fifth of the run, and as many steps as were skipped, before: less is a

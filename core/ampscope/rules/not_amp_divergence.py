@@ -26,7 +26,14 @@ import ast
 import math
 from collections.abc import Iterable, Sequence
 
-from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth, lower_rates
+from ampscope.analysis.control_losses import (
+    EARLY,
+    divergence,
+    first_grown,
+    growth,
+    lower_rates,
+    rate_may_matter,
+)
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp, root_op
 from ampscope.analysis.run_view import RunView
@@ -211,7 +218,7 @@ def no_precision_trains(evidence: Evidence) -> Verdict:
             else "Bound what grows within the first step: smaller initial weights, a normalisation "
             "or a gate.",
             PATCH.format(times=f"{lower[0]:g}"),
-            tuple(Control.of(lr=times) for times in lower),
+            tuple(Control.of(lr=times) for times in lower) if rate_may_matter(fp32, bad) else (),
         ),
     )
 

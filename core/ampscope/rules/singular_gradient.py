@@ -70,10 +70,11 @@ def check(evidence: Evidence) -> Verdict:
 
 
 def _what(op: BadOp) -> str:
-    """What the derivative is, and where."""
+    """What the derivative is, and out of what."""
     kinds = [word for word, n in (("NaN", op.nan), ("infinite", op.pos_inf + op.neg_inf)) if n]
-    at_zero = " where its input is zero" if any(o.zeros for o in op.inputs) else " there"
-    return (" or ".join(kinds) or "infinite") + at_zero
+    zeros = sum(o.zeros for o in op.inputs)
+    some = f", {zeros:,} of them zero" if zeros else ""
+    return f"{' or '.join(kinds) or 'infinite'}: {op.op} takes finite numbers there{some}"
 
 
 def _too_steep(evidence: Evidence, op: BadOp) -> bool:

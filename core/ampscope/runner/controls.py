@@ -36,6 +36,7 @@ from ampscope.patches import Patches, within
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner import interventions
 from ampscope.runner.compile_controls import compiled_by, inductor_switch, uncompiled, unfused
+from ampscope.runner.nudged import nudged
 from ampscope.source_lines import SourceLines, line_name
 
 # Everything that sets what an fp32 matmul or convolution may compute in ends in one of these.
@@ -498,6 +499,7 @@ def _changed_lists(text: str) -> Iterator[None]:
 
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": everything_fp32,
+    "nudged": nudged,
     "bf16": half_as_bf16,
     "add_scaler": interventions.add_scaler,
     "unscale_first": interventions.unscale_first,
