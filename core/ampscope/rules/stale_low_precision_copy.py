@@ -13,7 +13,8 @@ Why it matters
 
 Blind spots
     Copies that were made before the training began, and those in compiled code. Copies that no
-    gradient goes through, which may be meant to lag behind.
+    gradient goes through, which may be meant to lag behind. Half models whose fp32 weights lie in
+    one flat tensor, and half weights that belong to no module.
 
 Remedy
     Enter autocast for each forward pass, and close it before the weights change.
