@@ -55,10 +55,15 @@ COMPILED_NOTE = (
 CAPTURED_STEP, CAPTURED_NOTE = "captured_step", "captured_note"
 CAPTURED_FORWARD = "captured_forward"  # no finite gradient came back: backward is a probe alone
 STAGNATED_SHARE = 0.9  # of the elements that an addition should have moved
+# The OpUse of a parameter (its ``module``) that gets gradients, that no optimizer has stepped, and
+# that has not moved since ``step``, where it was first seen with one.
+UNSTEPPED = "gradient_without_optimizer"
 # OpUses of half copies of weights that are used after the weight has changed: autocast keeps the
 # copy, or the script itself does. ``value`` steps computed with them, ``count`` weights, up to
 # ``other`` of a weight's norm off; ``line`` opened the autocast region or made the copy.
 STALE_CACHED, STALE_KEPT = "stale_cached_copy", "stale_kept_copy"
+# The same of a half model whose gradients step fp32 weights that are never copied back; no line.
+STALE_MODEL = "stale_model_copy"
 
 
 @dataclass(frozen=True, slots=True)

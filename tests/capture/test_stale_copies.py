@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, mse_loss
 
-from ampscope.observations import STALE_CACHED, STALE_KEPT, OpUse
+from ampscope.observations import STALE_CACHED, STALE_KEPT, STALE_MODEL, OpUse
 from ampscope.runner.controls import applied
 from tests.helpers.script_watching import batch, equal, small_net, watched, weights_of
 
@@ -296,3 +296,61 @@ def test_fresh_casts_write_the_scripts_own_copies_anew() -> None:
         fresh = train_kept()
     assert equal(weights_of(fresh), weights_of(model))
     assert not equal(weights_of(train_kept()), weights_of(model))
+
+
+def train_by_a_half_model(*, copied_back: bool) -> tuple[nn.Module, nn.Module]:
+    model, optimizer = made()
+    half = copy.deepcopy(model).bfloat16()
+    for step in range(STEPS):
+        x, y = batch(step)
+        mse_loss(half(x.bfloat16()).float(), y).backward()
+        for own, weight in zip(half.parameters(), model.parameters(), strict=True):
+            assert own.grad is not None
+            weight.grad, own.grad = own.grad.float() / 2, own.grad
+        optimizer.step()
+        for own, weight in zip(half.parameters(), model.parameters(), strict=True):
+            own.grad = None
+            if copied_back:
+                own.data.copy_(weight.data)
+    return half, model
+
+
+@pytest.mark.parametrize("copied_back", [False, True])
+def test_a_half_model_that_never_gets_the_weights_back_is_found(copied_back: bool) -> None:
+    with watched() as seen:
+        kept = train_by_a_half_model(copied_back=copied_back)
+        uses = seen.watch.model_copies.records(seen.steps.count)
+    assert len(kept) == 2
+    told = [(use.name, use.step, use.value, use.count) for use in uses]
+    assert told == ([] if copied_back else [(STALE_MODEL, 1, 3.0, 3)])  # one bias is one number
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_teacher_that_gets_gradients_of_its_own_is_no_copy(sign: int) -> None:
+    """A half copy of the first weights whose parameters were not frozen: at first its gradients are
+    its pupil's."""
+    with watched() as seen:
+        model, optimizer = made()
+        teacher = copy.deepcopy(model).bfloat16()
+        for step in range(STEPS):
+            x = batch(step)[0]
+            optimizer.zero_grad()
+            with region():
+                pupil = model(x)
+            (sign * pupil * teacher(x.bfloat16())).float().sum().backward()
+            optimizer.step()
+        uses = seen.watch.model_copies.records(seen.steps.count)
+    assert uses == []
+
+
+def test_fresh_casts_copy_the_weights_back() -> None:
+    expected = train_by_a_half_model(copied_back=True)
+    with applied("fresh_casts"):
+        written = train_by_a_half_model(copied_back=False)
+    big = ("0.weight", "0.bias", "2.weight")
+    for fresh, by_hand in zip(written, expected, strict=True):
+        state, other = fresh.state_dict(), by_hand.state_dict()
+        assert all(torch.allclose(state[n].float(), other[n].float(), atol=0.02) for n in big)
+    assert not equal(
+        weights_of(written[0]), weights_of(train_by_a_half_model(copied_back=False)[0])
+    )

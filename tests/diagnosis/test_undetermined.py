@@ -16,10 +16,12 @@ from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.observations import (
     READ_LOSS,
+    UNSTEPPED,
     BadOp,
     Call,
     LineUse,
     OptimizerStep,
+    OpUse,
     ParameterGradient,
     Scan,
 )
@@ -265,6 +267,25 @@ def test_a_frozen_part_in_fp16_does_not_train_in_it(tmp_path: Path) -> None:
         healthy_run(path, "fp32")
         said = " ".join(judged(path, head).notes)
         assert ("trains in fp16 without a GradScaler" in said) is is_said
+
+
+@pytest.mark.parametrize("count", [0, 1, 6])
+def test_parameters_that_no_optimizer_steps_are_named_and_no_fault(
+    count: int, tmp_path: Path
+) -> None:
+    names = [f"head.{n}.weight" for n in range(count)]
+    facts = [OpUse(UNSTEPPED, "", name, "", 1) for name in names]
+    made = seen([one_step(i, x) for i, x in enumerate(FALLING)])
+    path = tmp_path / "r.db"
+    head = run(path, "as_is", [*made[:-1], *facts, made[-1]])
+    healthy_run(path, "fp32")
+    report = judged(path, head)
+    notes = [note for note in report.notes if "no optimizer" in note]
+    assert report.diagnosis.verdict == "no_fault"
+    assert len(notes) == min(count, 1)
+    for place, name in enumerate(names):
+        assert (name in notes[0]) is (place < 4)
+    assert count < 5 or "and 2 more" in notes[0]
 
 
 def judged(store: Path, head: str) -> DiagnosisResult:

@@ -19,7 +19,7 @@ from ampscope.diagnosis.findings import Diagnosis
 from ampscope.errors import BadInput
 from ampscope.hardware.capability import emulates_bf16
 from ampscope.number_words import plural, power_of_two
-from ampscope.observations import COMPILED_NOTE, HalfSite
+from ampscope.observations import COMPILED_NOTE, UNSTEPPED, HalfSite
 from ampscope.policy import op_lists
 from ampscope.policy.device_profiles import profile_of
 from ampscope.records import RunInfo, State
@@ -29,6 +29,7 @@ from ampscope.rules.verdict import FP32_TRAINING, Fix, replaced_words
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
+MOST_NAMED = 4  # parameters in a note
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
 KEPT_APART = (
@@ -300,6 +301,19 @@ def _without_scaler(run: RunView) -> str:
     )
 
 
+def _unstepped(run: RunView) -> str:
+    """Parameters that learn nothing although gradients come to them; "" without any."""
+    names = [use.module for use in run.uses if use.name == UNSTEPPED]
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    are, they = ("is", "It stays as it is") if len(names) == 1 else ("are", "They stay as they are")
+    return (
+        f"{plural(len(names), 'parameter')} got gradients and {are} in no optimizer that stepped in"
+        f" the recorded steps: {', '.join(names[:MOST_NAMED])}{more}. {they}."
+    )
+
+
 def _long_search(run: RunView) -> str:
     """How many steps a search for the loss scale has cost, and with which initial scale it would
     not; "" where it cost few, has not ended, or went below 1, where gradients are the trouble."""
@@ -359,6 +373,8 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
         notes = [note for note in notes if note != COMPILED_NOTE]
     if note := _without_scaler(views[BASELINE]):
+        notes.append(note)
+    if note := _unstepped(views[BASELINE]):
         notes.append(note)
     said = replaced_words(views[BASELINE])
     if said and not any(said in finding.verdict.reason for finding in diagnosis.findings):

@@ -3,6 +3,7 @@
 What it detects
     Ops that take a half copy of an fp32 weight whose numbers are not those that a cast of the
     weight would give at that moment: a copy that autocast keeps, or one that the script keeps.
+    A half model whose gradients step fp32 weights that are never copied back into it.
     Latent: in less than half of the steps, in a training that has not suffered.
 
 Why it matters
@@ -12,7 +13,8 @@ Why it matters
 
 Blind spots
     Copies that were made before the training began, and those in compiled code. Copies that no
-    gradient goes through, which may be meant to lag behind.
+    gradient goes through, which may be meant to lag behind. Half models whose fp32 weights lie in
+    one flat tensor, and half weights that belong to no module.
 
 Remedy
     Enter autocast for each forward pass, and close it before the weights change.
@@ -21,18 +23,20 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
 from ampscope.control import BASELINE
 from ampscope.number_words import plural
-from ampscope.observations import STALE_CACHED, STALE_KEPT, OpUse
+from ampscope.observations import STALE_CACHED, STALE_KEPT, STALE_MODEL, OpUse
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
+NAMES = (STALE_CACHED, STALE_KEPT, STALE_MODEL)
 OFTEN = 0.5  # of the steps after the first stale one
 
 
 def check(evidence: Evidence) -> Verdict:
     """Found at the op itself, by comparing the copy with the weight."""
     run = evidence.baseline
-    uses = [use for use in run.uses if use.name in (STALE_CACHED, STALE_KEPT)]
+    uses = [use for use in run.uses if use.name in NAMES]
     if not uses:
         return passed("Every half copy of a weight is used before the weight changes.")
     use = max(uses, key=_steps)
@@ -43,10 +47,10 @@ def check(evidence: Evidence) -> Verdict:
         Status.FOUND if is_harmful else Status.LATENT,
         _reason(use),
         module=use.module or None,
-        op=use.op,
+        op=use.op or None,
         phase="forward",
         step=use.step,
-        line=use.line,
+        line=use.line or _cast_line(run),
         evidence=(
             Measurement("steps computed with stale copies", _steps(use), OFTEN * after, BASELINE),
             Measurement("weights concerned", use.count, 0, BASELINE),
@@ -60,11 +64,22 @@ def _steps(use: OpUse) -> float:
     return use.value or 0.0
 
 
+def _cast_line(run: RunView) -> str:
+    """The line that made a model half."""
+    return next((call.line for call in run.calls if call.name == "cast"), "")
+
+
 def _reason(use: OpUse) -> str:
     if use.name == STALE_CACHED:
         kept = (
             f"The autocast region that line {use.line} opens stays open while weights change, and"
             " autocast keeps the half copy of each weight until its outermost region closes:"
+        )
+    elif use.name == STALE_MODEL:
+        return (
+            "The gradients of a half model step fp32 weights, which are never copied back into it:"
+            f" from step {use.step:,} on it computes with {plural(use.count, 'weight')} of before"
+            f" the first step, off by up to {use.other or 0.0:.1%}."
         )
     else:
         kept = f"The half copy of a weight that line {use.line} makes is kept while it changes:"
@@ -83,6 +98,9 @@ def _fix(use: OpUse) -> Fix:
             f" pass cache_enabled=False at {use.line}."
         )
         return Fix("refresh_copies", text, REGION_PATCH, ("fresh_casts",))
+    if use.name == STALE_MODEL:
+        text = "Copy the fp32 weights into the half model after each step."
+        return Fix("refresh_copies", text, MODEL_PATCH, ("fresh_casts",))
     text = f"Cast the weight anew in each forward pass, not once at {use.line}."
     return Fix("refresh_copies", text, KEPT_PATCH, ("fresh_casts",))
 
@@ -92,6 +110,10 @@ REGION_PATCH = """for batch in batches:
         loss = loss_of(model(batch))
     loss.backward()
     optimizer.step()
+"""
+MODEL_PATCH = """with torch.no_grad():  # behind optimizer.step()
+    for half, weight in zip(half_model.parameters(), model.parameters()):
+        half.copy_(weight)
 """
 KEPT_PATCH = "weight = self.weight.to(x.dtype)  # in forward, each time\n"
 RULE = Rule(

@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
+from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.stale_copies import copied_weights
 from ampscope.capture.tensors import HALF
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.capture.user_objects import groups_of, parameters_of
@@ -287,24 +289,30 @@ class _Shared:
 
 @contextlib.contextmanager
 def fresh_casts() -> Iterator[None]:
-    """Autocast casts a weight each time that an op takes it, and half copies of weights that the
-    script keeps are written anew after each optimizer step."""
-    kept = _KeptCopies()
+    """Autocast casts a weight each time that an op takes it. Half copies of weights that the script
+    keeps, and those of a half model whose gradients step the weights, are written anew after each
+    optimizer step."""
+    kept, paths = _KeptCopies(), ModulePaths()
 
     def enter(original: Any, region: Any) -> Any:
         region._cache_enabled = False
         return original(region)
 
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        kept.add(copied_weights(optimizer, paths.models()))
+
     def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         kept.refresh()
 
-    with Patches() as patches, OPTIMIZER_POST.subscribe(stepped), kept:
+    stepping = OPTIMIZER_PRE.subscribe(before), OPTIMIZER_POST.subscribe(stepped)
+    with Patches() as patches, stepping[0], stepping[1], paths, kept:
         patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", enter)
         yield
 
 
 class _KeptCopies(TorchFunctionMode):
-    """Half tensors that the script's own calls cast fp32 weights to, while both are alive."""
+    """Half tensors that were made of fp32 weights, while both are alive: those that the script's
+    own calls cast, and those that are told."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,8 +325,14 @@ class _KeptCopies(TorchFunctionMode):
         if func in _CASTS and isinstance(made, Tensor) and made.dtype in HALF:
             weight = args[0]
             if weight.dtype is torch.float32 and weight.is_leaf and weight.requires_grad:
-                self._pairs.append((weakref.ref(made), weakref.ref(weight)))
+                self.add([(made, weight)])
         return made
+
+    def add(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Copies and their weights, which may be known."""
+        known = {id(copy()) for copy, _ in self._pairs}
+        new = (pair for pair in pairs if id(pair[0]) not in known)
+        self._pairs += [(weakref.ref(copy), weakref.ref(weight)) for copy, weight in new]
 
     def refresh(self) -> None:
         """Write the copies anew. Backward passes that took them are over."""

@@ -206,9 +206,11 @@ class ScriptRecorder:
             *self.steps.changes.records,
             *self.steps.replaced.records,
             *self.scans.records,
+            *self.scans.unstepped(),
             *bad,
             *self.watch.uses.records(),
             *self.watch.copies.records(),
+            *self.watch.model_copies.records(self.steps.count),
             *self._line_uses.records(self.sites.files()),
             *self.sites.records(),
             *self.requests.records(),
@@ -337,6 +339,8 @@ class ScriptRecorder:
     def _optimizer_stepped(self, count: int) -> None:
         self._cpu_s[self._steps_timed > 0] = time.process_time()
         self._steps_timed += 1
+        with self._not_watched(), self.failures.contained("parameters without an optimizer"):
+            self.scans.after_step()
         record = self.steps.records[-1]
         scale = record.scale if record.scaler else 1.0
         self.histograms.optimizer_stepped(count, scale)

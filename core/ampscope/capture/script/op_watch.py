@@ -36,7 +36,7 @@ from ampscope.capture.script.nonfinite_reads import COMPARED_MARK, ITEM, OWN_COD
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
 from ampscope.capture.script.op_uses import OpUses
-from ampscope.capture.script.stale_copies import Region, StaleCopies, WeightCopy
+from ampscope.capture.script.stale_copies import ModelCopies, Region, StaleCopies, WeightCopy
 from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
 from ampscope.number_words import plural
@@ -99,6 +99,8 @@ class OpWatch(StepListener):
         self.region: Region | None = None  # the outermost autocast region that is open
         self.uses = OpUses()
         self.copies = StaleCopies()
+        self.model_copies = ModelCopies()
+        self._models = paths.models
         self.taints = op_taint.Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
         self.writes = WriteLines(lines)
@@ -180,6 +182,7 @@ class OpWatch(StepListener):
     def before_step(self, optimizer: Any, scaler: Any, *, has_closure: bool) -> None:
         self.evaluations.end()
         self._in_optimizer = not has_closure
+        self.model_copies.before_step(optimizer, self._models, self._step)
         self.training_begins(has_begun=True)
 
     def scaled(self, scaler: Any, loss: Any, result: Any) -> None:

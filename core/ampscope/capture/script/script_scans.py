@@ -30,14 +30,15 @@ from ampscope.capture.tensors import (
     plain,
     readable,
 )
-from ampscope.capture.user_objects import buffers, modules, parameters, parameters_of
+from ampscope.capture.user_objects import IdMap, buffers, modules, parameters, parameters_of
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import Call, Scan
+from ampscope.observations import UNSTEPPED, Call, OpUse, Scan
 
 MAX_ALIKE = 10  # models with the same names: a copy for each evaluation, one for each fold
 MAX_FIRST_SIGHT_NUMEL = 20_000_000  # weights kept to see what moved by the end
 MAX_BATCH_SCANS = 2_000
 SAMPLE = 512  # values kept of a half-precision buffer: enough to see a table's coarse steps
+UNSTEPPED_LOOKS = 4  # first steps in which parameters without an optimizer are looked for
 PLACES = 64  # of a parameter, at which its way over the run is kept
 
 
@@ -51,6 +52,8 @@ class ScriptScans:
         self._gone: dict[tuple[bool, tuple[str, ...]], _Seen] = {}
         self._alike: Counter[tuple[str, ...]] = Counter()
         self._batches = 0
+        # Parameters of no optimizer, seen with a gradient: name, step, some of their numbers then.
+        self._unstepped: IdMap[Tensor, tuple[str, int, Tensor]] = IdMap()
 
     def look_anew(self) -> None:
         """As many batches are looked at from here on as from the start."""
@@ -107,6 +110,35 @@ class ScriptScans:
         if seen is not None and seen.kept:
             self._gone[self._kind_of(seen)] = seen
 
+    def after_step(self) -> None:
+        """An optimizer has stepped: which parameters have gradients and belong to none? Looked at
+        in the first steps, and in ever fewer of the later ones."""
+        step = self._steps.count
+        if step > UNSTEPPED_LOOKS and step & (step - 1):
+            return
+        stepped = self._stepped()
+        for seen in list(self._first_sight.values()):
+            model = seen.model()
+            for name, parameter in [] if model is None else parameters(model):
+                if parameter.grad is None or id(parameter) in stepped:
+                    continue
+                numbers = readable(parameter)
+                if numbers is not None and parameter not in self._unstepped:
+                    sample = evenly(numbers, PLACES).clone()
+                    self._unstepped[parameter] = name, step, sample
+
+    def unstepped(self) -> list[OpUse]:
+        """Parameters with gradients that no optimizer has stepped so far. One that has moved since
+        then is stepped by the script itself."""
+        stepped = self._stepped()
+        return [
+            OpUse(UNSTEPPED, "", name, "", step)
+            for parameter, (name, step, sample) in self._unstepped.items()
+            if id(parameter) not in stepped
+            and self._steps.count > step
+            and _stands(parameter, sample)
+        ]
+
     def at_end(self) -> None:
         """Every model that is still alive, and how far its weights moved; of those that are gone
         with the function that made them the last of its kind, if it moved."""
@@ -149,6 +181,12 @@ class ScriptScans:
         held = (id(t) for _, table in seen.parameters for t in table.values())
         return any(key in trained for key in held), tuple(seen.kept)
 
+    def _stepped(self) -> set[int]:
+        """Ids of the parameters of optimizers that have stepped."""
+        names = {record.optimizer for record in self._steps.records}
+        own = (o for o in self._steps.optimizers if self._steps.optimizer_name(o) in names)
+        return {id(p) for o in own for p in parameters_of(o)}
+
     def _trained(self) -> set[int]:
         """Ids of the parameters that an optimizer has."""
         return {id(p) for o in self._steps.optimizers for p in parameters_of(o)}
@@ -175,6 +213,12 @@ def _named(
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def _stands(parameter: Tensor, sample: Tensor) -> bool:
+    numbers = readable(parameter)
+    with own_ops():
+        return numbers is not None and torch.equal(evenly(numbers, PLACES), sample)
 
 
 def _has_moved(parameter: Tensor, first: Tensor | None) -> bool:

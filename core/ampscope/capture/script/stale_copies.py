@@ -3,7 +3,8 @@
 Autocast keeps the half copy of each fp32 weight until the outermost region closes, whatever is done
 to the weight meanwhile; a script may keep one itself (``self.w16 = self.weight.half()``). A copy is
 followed from the cast to the ops that take it, and at each use after the first some of its numbers
-are compared with those that a cast of the weight would give now. Version counters do not tell:
+are compared with those that a cast of the weight would give now. A half model that lends its
+gradients to fp32 weights is such a copy too. Version counters do not tell:
 ``weight.data.copy_`` leaves them as they are, and a step that was left out may not.
 """
 
@@ -11,19 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script.optimizer_facts import evenly
-from ampscope.capture.tensors import HALF, readable
-from ampscope.observations import STALE_CACHED, STALE_KEPT, OpUse
+from ampscope.capture.tensors import HALF, holds_numbers, readable
+from ampscope.capture.user_objects import IdMap, parameters, parameters_of
+from ampscope.observations import STALE_CACHED, STALE_KEPT, STALE_MODEL, OpUse
 
 SAMPLED = 64  # numbers of a weight that are compared
 LOOKS = 8  # uses of a copy within one step that are looked at: a recurrent cell has many
+PAIRED = 4  # first steps of optimizers at which copies in half models are looked for
+ALIKE = 1e-5  # distance of two gradients of length 1 that are the same; half rounds by 2^-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +140,92 @@ class StaleCopies:
         """What was found so far: ``value`` steps computed with stale copies of ``count`` weights,
         which were off by up to ``other`` of the weight's norm."""
         return list(self._found.values())
+
+
+class ModelCopies:
+    """Half models that compute the gradients by which an optimizer steps fp32 weights. After each
+    step the weights have to be copied back."""
+
+    def __init__(self) -> None:
+        self._copies: IdMap[Tensor, WeightCopy] = IdMap()  # by the half parameter
+        self._looks = 0
+
+    def before_step(
+        self, optimizer: Optimizer, models: Callable[[], list[nn.Module]], step: int
+    ) -> None:
+        """Gradients are complete; ``models`` are those that have run. What looks like a copy once
+        has to lend its gradient again: a teacher may have that of its pupil while they are
+        equal."""
+        if self._looks >= PAIRED:
+            return
+        self._looks += 1
+        with own_ops():
+            for half, copy in self._copies.items():
+                weight = copy.weight
+                if weight is None or not _lends_gradient(half, weight):
+                    self._copies.pop(half)
+                else:
+                    copy.looks += copy.step < step
+        for half, weight in copied_weights(optimizer, models()):
+            if half not in self._copies:
+                copy = self._copies[half] = WeightCopy(weight, half.detach(), None, "")
+                copy.step = step
+
+    def records(self, steps: int) -> list[OpUse]:
+        """One, of the copies that have never been written in ``steps`` steps so far while their
+        weights went on."""
+        found = []
+        for half, copy in self._copies.items():
+            with own_ops():
+                values = readable(half)
+                stands = values is not None and torch.equal(evenly(values, SAMPLED), copy.numbers)
+                distance = copy.distance() if stands and copy.looks else 0.0
+            if distance:
+                found.append((copy.step + 1, distance))
+        if not found:
+            return []
+        first, farthest = min(step for step, _ in found), max(distance for _, distance in found)
+        count = len(found)
+        return [OpUse(STALE_MODEL, "", "", "", first, float(steps - first), farthest, count)]
+
+
+def copied_weights(
+    optimizer: Optimizer, models: Sequence[nn.Module]
+) -> list[tuple[Tensor, Tensor]]:
+    """Parameters of half models and the fp32 weights of ``optimizer`` that they are copies of: the
+    weight rounded is the copy, and the gradient that is about to step the weight is the copy's
+    times a constant."""
+    wide = [p for p in parameters_of(optimizer) if p.dtype is torch.float32 and p.grad is not None]
+    if not wide:
+        return []
+    halves = [
+        p
+        for model in models
+        for _, p in parameters(model)
+        if p.dtype in HALF and p.grad is not None and holds_numbers(p)
+    ]
+    with own_ops():
+        return [(h, w) for h in halves for w in wide if h.shape == w.shape and _is_copy(h, w)]
+
+
+def _is_copy(half: Tensor, weight: Tensor) -> bool:
+    own, wide = readable(half), readable(weight)
+    if own is None or wide is None:
+        return False
+    numbers = evenly(own, SAMPLED)
+    if not torch.equal(numbers, evenly(wide, SAMPLED).to(half.dtype)):
+        return False
+    if bool((numbers == numbers[:1]).all()):  # zeros, or ones, are every bias's and norm's
+        return False
+    return _lends_gradient(half, weight)
+
+
+def _lends_gradient(half: Tensor, weight: Tensor) -> bool:
+    """Whether the weight's gradient is that of the copy, unscaled or clipped at most: another one,
+    computed in half, would be rounded otherwise."""
+    read = [None if t.grad is None else readable(t.grad) for t in (half, weight)]
+    gradients = [evenly(g, SAMPLED).double() for g in read if g is not None]
+    if len(gradients) < 2:
+        return False
+    a, b = (g / torch.linalg.vector_norm(g) for g in gradients)
+    return bool(torch.linalg.vector_norm(a - b) < ALIKE)
