@@ -5,6 +5,7 @@ search ended, what still fails there, and whether the factor is a loss scale at 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,9 +106,60 @@ def _late_skips(own: Sequence[OptimizerStep]) -> int:
     return count
 
 
+_WRITES_SCALE = re.compile(r"\._scale\b(\.data\b)?\s*(=(?!=)|[*+/-]=|\.[a-z]+_\()")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRaised:
+    """The script itself put a scale up, ``count`` times: to ``scale`` at ``line``, by ``how``: a
+    call of ``load_state_dict``, or a value that it wrote into the scaler."""
+
+    line: str
+    how: str
+    scale: float
+    count: int
+
+
+def scale_raised(run: RunView) -> ScaleRaised | None:
+    """Scales that are higher at a loss than the ``update`` before left them; at the line that did
+    it most often, twice at least. A resume is one load."""
+    last: dict[str, float] = {}
+    loaded: dict[str, str] = {}
+    found: list[tuple[str, str, float]] = []
+    for call in run.calls:
+        if call.name == "scaler_load_state_dict":
+            loaded[call.subject] = call.line
+        elif call.name in ("scale", "update") and call.value is not None:
+            before = last.get(call.subject, call.value)
+            if call.name == "scale" and call.value > before:
+                how = "load_state_dict" if call.subject in loaded else "a value of its own"
+                line = loaded.get(call.subject) or _writes_scale_at(run)
+                found.append((line, how, call.value))
+            last[call.subject] = call.value
+            loaded.pop(call.subject, None)
+    if len(found) < 2:
+        return None
+    (line, how), count = Counter((line, how) for line, how, _ in found).most_common(1)[0]
+    return ScaleRaised(line, how, max(v for at, _, v in found if at == line), count)
+
+
+def _writes_scale_at(run: RunView) -> str:
+    """The first line of the script that writes into a scaler, which no call tells; "" where there
+    is none, or sources are left out."""
+    for source in run.sources:
+        for number, text in enumerate(source.lines, 1):
+            if _WRITES_SCALE.search(text.partition("#")[0]):
+                return f"{source.file}:{number}"
+    return ""
+
+
 def scale_set_at(run: RunView) -> str:
-    """The line that decides about a scale that is too high: the ``update`` after which it is no
-    lower although the step was skipped, or else the line that makes the scaler."""
+    """The line that decides about a scale that is too high: the script's own that puts it up; the
+    ``update`` after which it is no lower although the step was skipped; or else the line that makes
+    the scaler."""
+    raised = scale_raised(run)
+    if raised is not None and raised.line:
+        return raised.line
     skipped = {(a.scaler, a.step): a.scale for a in run.steps if a.skipped and a.scaler}
     if not skipped:
         return ""
