@@ -271,7 +271,8 @@ def test_the_line_is_the_script_s_own_that_puts_the_scale_up(
 ) -> None:
     held = _put_up(source, by)
     raised = scale_raised(held)
-    assert raised is not None and (raised.scale, raised.count) == (2.0**20, 59)
+    assert raised is not None
+    assert (raised.scale, raised.count) == (2.0**20, 59)
     assert scale_set_at(held) == line
 
 
