@@ -242,6 +242,25 @@ def test_a_factor_by_hand_that_is_divided_out_twice_is_found(over: float, says: 
     assert status("scaler_bypassed", made) is says
 
 
+@pytest.mark.parametrize(
+    ("seen_norm", "left", "says"),
+    [
+        (4096.0 * 0.5, 1 / 4096, Status.FOUND),  # clipped to 1, then divided
+        (0.5, 0.5, Status.NOT_APPLICABLE),  # divided, and below the limit
+        (1.5, 1.0, Status.NOT_APPLICABLE),  # divided, then clipped to 1
+        (4096.0 * 0.5, 1.0, Status.NOT_APPLICABLE),  # a weight of the loss: nothing divides it
+    ],
+)
+def test_a_clip_of_gradients_of_a_loss_scaled_by_hand(
+    seen_norm: float, left: float, says: Status
+) -> None:
+    note = replace(PLAIN_BACKWARD, note="mul 4096.0")
+    clip = replace(CLIP, scaled=False, value=seen_norm, note="1.0")
+    own = steps(grad_norm=left, backward_norm=4096.0 * 0.5, lr=0.1, **WITHOUT_SCALER)
+    made = evidence(run(own, calls=log((ZERO, note, clip, DIRECT_STEP))), None)
+    assert status("clip_before_unscale", made) is says
+
+
 def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones() -> None:
     """zero_grad is called where a step was taken: always in fp32, and never once one is skipped."""
     cleared = steps(FLAT, **OVERFLOWED)

@@ -110,7 +110,7 @@ def _never_cleared(evidence: Evidence, kept: list[OptimizerStep]) -> Verdict:
     at = clearing.line if clearing is not None else ""
     named = f"the zero_grad{f' at line {at}' if at else ''} does not come"
     if clearing is None:
-        named = "no zero_grad comes"
+        named = f"no zero_grad of {first.optimizer} comes"
     elif is_conditional:
         named += " under all conditions"
     return Verdict(
