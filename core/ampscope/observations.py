@@ -74,7 +74,7 @@ class Call:
     name: str
     nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
     subject: str = ""  # "scaler0", "optimizer1"
-    value: float | None = None  # scale, loss or norm
+    value: float | None = None  # scale, loss or norm; of a grad: the share of exact zeros
     scaled: bool = False  # the tensor came from scaler.scale, or gradients still carry the scale
     create_graph: bool = False
     enabled: bool = True  # of a scaler or of autocast
