@@ -63,7 +63,8 @@ class Call:
 
     ``name``: scale, unscale_, scaler_step, update, optimizer_step, zero_grad, backward, grad, clip,
     autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load;
-    cast, of a module that had fp32 parameters to ``dtype``;
+    cast, of a module that had fp32 parameters to ``dtype``; kept, right after a backward that
+    began while gradients of an earlier one were there that are not finite;
     inputs, the first model's first call; and read: the script looked at a value that was not finite
     and then left the batch. ``subject`` of a read is :data:`READ_LOSS` or :data:`READ_GRADIENT`,
     ``note`` the number of the bad op behind it (-1: it came with the data).

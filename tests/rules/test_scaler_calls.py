@@ -283,6 +283,29 @@ def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones(
     assert {status(cause, one) for one in sound} == {Status.PASSED}
 
 
+@pytest.mark.parametrize(
+    ("left", "falls", "says"),
+    [
+        (True, True, Status.FOUND),
+        (False, True, Status.NOT_APPLICABLE),  # a search whose gradients are cleared
+        (True, False, Status.NOT_APPLICABLE),  # micro-batches of one window
+    ],
+)
+def test_what_a_script_leaves_in_grad_when_it_leaves_the_step_out_itself(
+    left: bool, falls: bool, says: Status
+) -> None:
+    calls: list[Call] = []
+    for number in range(12):
+        note = f"mul {2.0 ** (22 - number * falls)}"
+        calls.append(replace(PLAIN_BACKWARD, seq=len(calls), note=note, line="train.py:8"))
+        if left and number:
+            calls.append(Call(len(calls), 0, "kept"))
+    said = answers(evidence(run([], calls=calls)))["accumulation_scale_mismatch"]
+    assert said.status is says
+    if says is Status.FOUND:
+        assert said.line == "train.py:1"  # the control's zero_grad
+
+
 def test_what_should_clear_the_gradients_is_named_wherever_it_stands() -> None:
     """No run calls zero_grad in its loop, or for another optimizer alone: then the step is named;
     a single call before the loop is what should stand in it."""

@@ -204,7 +204,7 @@ def hand_scale_facts(run: RunView) -> ScaleFacts | None:
     Each fall of the factor is a step that the script left out, because it found gradients that are
     not finite.
     """
-    factors = [_hand_factor(c) for c in run.calls if c.name == "backward"]
+    factors = [hand_factor(c) for c in run.calls if c.name == "backward"]
     if run.has_scaler or None in factors:
         return None
     own = [f for f in factors if f is not None]
@@ -227,17 +227,17 @@ def hand_scale_facts(run: RunView) -> ScaleFacts | None:
 
 def hand_scaled_at(run: RunView) -> str:
     """The line whose backward is of a loss that the script scales by hand; "" without one."""
-    found = (c for c in run.calls if c.name == "backward" and (_hand_factor(c) or 0) > 1)
+    found = (c for c in run.calls if c.name == "backward" and (hand_factor(c) or 0) > 1)
     return next((c.line for c in found if c.line), "")
 
 
 def hand_factor_at(run: RunView, step: int) -> float | None:
     """What the loss of a step was multiplied by; None where it was by no constant."""
     found = (c for c in run.calls if c.name == "backward" and c.step == step)
-    return next((factor for c in found if (factor := _hand_factor(c)) is not None), None)
+    return next((factor for c in found if (factor := hand_factor(c)) is not None), None)
 
 
-def _hand_factor(call: Call) -> float | None:
+def hand_factor(call: Call) -> float | None:
     """What the root of a backward was multiplied by; None where it was by no constant."""
     name, _, text = call.note.partition(" ")
     return float(text) if text and name in ("mul", "mul_") else None
