@@ -10,7 +10,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import Call, OptimizerStep
+from ampscope.observations import Call, HalfSite, OptimizerStep
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -113,6 +113,28 @@ def test_gradients_that_the_script_asks_for_are_compared_with_those_of_fp32(
     assert said.status is says
     if says is Status.FOUND:
         assert said.line == "train.py:50"
+
+
+@pytest.mark.parametrize(
+    ("facts", "losses", "says"),
+    [
+        ({"zeroed": 900}, FALLING, Status.FOUND),
+        ({"zeroed": 200}, FALLING, Status.LATENT),
+        ({"zeroed": 200}, FLAT, Status.FOUND),
+        ({"zeroed": 10}, FLAT, Status.PASSED),
+        ({"zeroed": 900, "role": "activations"}, FLAT, Status.PASSED),
+        ({"zeroed": 900, "kind": "autocast"}, FLAT, Status.PASSED),  # backward's own: in the step
+    ],
+)
+def test_gradients_that_a_cast_of_the_script_makes_zero(
+    facts: dict[str, Any], losses: tuple[float, ...], says: Status
+) -> None:
+    """In its own optimizer or a hook: the gradients at the step are there."""
+    cast = HalfSite("cast", "train.py:61", "Tensor.half", "fp16", "gradients", elements=1000)
+    said = answers(evidence(run(steps(losses), replace(cast, **facts))))["gradient_underflow"]
+    assert said.status is says
+    if says is Status.FOUND:
+        assert (said.line, said.fix.kind) == ("train.py:61", "drop_cast")
 
 
 @pytest.mark.parametrize(("own", "says"), [(610, Status.FOUND), (10, Status.PASSED)])
