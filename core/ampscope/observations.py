@@ -73,7 +73,8 @@ class Call:
     ``name``: scale, unscale_, scaler_step, update, optimizer_step, zero_grad, backward, grad, clip,
     autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load,
     load_state (of an optimizer);
-    cast, of a module that had fp32 parameters to ``dtype``;
+    cast, of a module that had fp32 parameters to ``dtype``; kept, right after a backward that
+    began while gradients of an earlier one were there that are not finite;
     inputs, the first model's first call; and read: the script looked at a value that was not finite
     and then left the batch. ``subject`` of a read is :data:`READ_LOSS` or :data:`READ_GRADIENT`,
     ``note`` the number of the bad op behind it (-1: it came with the data).
@@ -84,7 +85,7 @@ class Call:
     name: str
     nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
     subject: str = ""  # "scaler0", "optimizer1"
-    value: float | None = None  # scale, loss or norm
+    value: float | None = None  # scale, loss or norm; of a grad: the share of exact zeros
     scaled: bool = False  # the tensor came from scaler.scale, or gradients still carry the scale
     create_graph: bool = False
     enabled: bool = True  # of a scaler or of autocast

@@ -224,3 +224,17 @@ def test_gradients_of_several_losses_that_are_made_finite_are_told() -> None:
                 p.grad = torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
             optimizer.step()
     assert len(seen.steps.replaced.records) == 3
+
+
+def test_zeros_of_gradients_that_were_asked_for_are_counted_in_the_first_calls_of_each_line() -> (
+    None
+):
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    keeps = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    with watched() as seen:
+        for _ in range(10):
+            torch.autograd.grad((x * keeps).sum(), x)
+        torch.autograd.grad([(x * 2).sum()], [x, torch.zeros(4, requires_grad=True)],
+                            allow_unused=True)  # fmt: skip
+    shares = [c.value for c in seen.log.calls if c.name == "grad"]
+    assert shares == [0.75] * 8 + [None] * 2 + [0.0]

@@ -483,6 +483,24 @@ def test_what_a_skipped_step_left_is_kept_where_the_gradient_itself_says_so(
     assert sum(a.kept_nonfinite for a in steps) == kept
 
 
+@pytest.mark.parametrize(("clears", "kept"), [(False, 3), (True, 0)])
+def test_a_backward_pass_that_adds_to_gradients_that_are_not_finite_is_logged(
+    clears: bool, kept: int
+) -> None:
+    """Without a scaler: four batches of which the first overflows."""
+    model = small_net()
+    with watched() as seen:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(4):
+            x, y = batch(step)
+            if clears:
+                optimizer.zero_grad()
+            (mse_loss(model(x), y) * (torch.inf if step == 0 else 1.0)).backward()
+            if all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None):
+                optimizer.step()
+    assert sum(c.name == "kept" for c in seen.log.calls) == kept
+
+
 def test_gradients_that_are_set_anew_each_time_keep_nothing() -> None:
     model = small_net()
     optimizer, own = torch.optim.SGD(model.parameters(), 0.1), scaler()

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.scale_facts import scale_set_at
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.scale_facts import scale_raised, scale_set_at
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import READ_GRADIENT, Call
+from ampscope.observations import READ_GRADIENT, Call, SourceText
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     DIRECT_STEP,
@@ -236,6 +237,52 @@ def test_the_line_is_the_update_that_sets_the_scale_again() -> None:
     falls = [c for c in calls if c.value != 2.0**30]
     assert scale_set_at(run(made, calls=falls)) == "train.py:9"
     assert scale_set_at(run(steps(LONG), calls=calls)) == ""
+
+
+def _put_up(source: str, by: Call | None) -> RunView:
+    """Every second step overflows: the scale falls from 2^20 and is put up again before the next
+    loss, by a call or by a line of ``source``."""
+    made = but(steps(LONG), range(1, 60, 2), **OVERFLOWED)
+    made = [replace(a, scale=2.0**20) for a in made]
+    name = made[0].scaler
+    one = [
+        Call(0, 0, "scale", subject=name, value=2.0**20, scaled=True),
+        Call(0, 0, "backward", subject=name, scaled=True),
+        Call(0, 0, "scaler_step", subject=name, note="optimizer0"),
+        Call(0, 0, "update", subject=name, value=2.0**19),
+        *([replace(by, subject=name)] if by is not None else []),
+    ]
+    calls = [Call(0, 0, "scaler_new", subject=name, line="train.py:90"), *log(one, LONG, 1)]
+    return run(made, SourceText("train.py", tuple(source.splitlines())), calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("source", "by", "line"),
+    [
+        ("", Call(0, 0, "scaler_load_state_dict", line="train.py:70"), "train.py:70"),
+        ("x = 1\nscaler._scale.fill_(high)", None, "train.py:2"),
+        ("x = 1\n\nscaler._scale = held", None, "train.py:3"),
+        ("print(scaler._scale == 1)  # scaler._scale = 2", None, "train.py:90"),
+        ("", None, "train.py:90"),  # nothing says how
+    ],
+)
+def test_the_line_is_the_script_s_own_that_puts_the_scale_up(
+    source: str, by: Call | None, line: str
+) -> None:
+    held = _put_up(source, by)
+    raised = scale_raised(held)
+    assert raised is not None
+    assert (raised.scale, raised.count) == (2.0**20, 59)
+    assert scale_set_at(held) == line
+
+
+def test_a_resume_and_a_scaler_s_own_growth_put_no_scale_up() -> None:
+    load = Call(0, 0, "scaler_load_state_dict", line="train.py:70")
+    held = _put_up("", load)
+    loads = [c for c in held.calls if c.name == load.name]
+    once = [c for c in held.calls if c.name != load.name or c is loads[0]]
+    settled = [replace(c, value=2.0**20) if c.name == "update" else c for c in once]
+    assert scale_raised(run(held.steps, calls=settled)) is None
 
 
 @pytest.mark.parametrize("cause", ["loss_scale_too_high", "loss_magnitude_overflow"])

@@ -242,6 +242,25 @@ def test_a_factor_by_hand_that_is_divided_out_twice_is_found(over: float, says: 
     assert status("scaler_bypassed", made) is says
 
 
+@pytest.mark.parametrize(
+    ("seen_norm", "left", "says"),
+    [
+        (4096.0 * 0.5, 1 / 4096, Status.FOUND),  # clipped to 1, then divided
+        (0.5, 0.5, Status.NOT_APPLICABLE),  # divided, and below the limit
+        (1.5, 1.0, Status.NOT_APPLICABLE),  # divided, then clipped to 1
+        (4096.0 * 0.5, 1.0, Status.NOT_APPLICABLE),  # a weight of the loss: nothing divides it
+    ],
+)
+def test_a_clip_of_gradients_of_a_loss_scaled_by_hand(
+    seen_norm: float, left: float, says: Status
+) -> None:
+    note = replace(PLAIN_BACKWARD, note="mul 4096.0")
+    clip = replace(CLIP, scaled=False, value=seen_norm, note="1.0")
+    own = steps(grad_norm=left, backward_norm=4096.0 * 0.5, lr=0.1, **WITHOUT_SCALER)
+    made = evidence(run(own, calls=log((ZERO, note, clip, DIRECT_STEP))), None)
+    assert status("clip_before_unscale", made) is says
+
+
 def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones() -> None:
     """zero_grad is called where a step was taken: always in fp32, and never once one is skipped."""
     cleared = steps(FLAT, **OVERFLOWED)
@@ -262,6 +281,29 @@ def test_gradients_that_are_not_cleared_after_a_skipped_step_skip_the_next_ones(
                      calls=log(SCALED_LOOP[1:])), fp32),
     )  # fmt: skip
     assert {status(cause, one) for one in sound} == {Status.PASSED}
+
+
+@pytest.mark.parametrize(
+    ("left", "falls", "says"),
+    [
+        (True, True, Status.FOUND),
+        (False, True, Status.NOT_APPLICABLE),  # a search whose gradients are cleared
+        (True, False, Status.NOT_APPLICABLE),  # micro-batches of one window
+    ],
+)
+def test_what_a_script_leaves_in_grad_when_it_leaves_the_step_out_itself(
+    left: bool, falls: bool, says: Status
+) -> None:
+    calls: list[Call] = []
+    for number in range(12):
+        note = f"mul {2.0 ** (22 - number * falls)}"
+        calls.append(replace(PLAIN_BACKWARD, seq=len(calls), note=note, line="train.py:8"))
+        if left and number:
+            calls.append(Call(len(calls), 0, "kept"))
+    said = answers(evidence(run([], calls=calls)))["accumulation_scale_mismatch"]
+    assert said.status is says
+    if says is Status.FOUND:
+        assert said.line == "train.py:1"  # the control's zero_grad
 
 
 def test_what_should_clear_the_gradients_is_named_wherever_it_stands() -> None:

@@ -10,13 +10,15 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import OptimizerStep
+from ampscope.observations import Call, HalfSite, OptimizerStep
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
     FLAT,
+    FP32_LOOP,
     INF,
     NAN,
+    SCALED_LOOP,
     STEPS,
     WITHOUT_SCALER,
     answers,
@@ -24,6 +26,7 @@ from tests.helpers.evidence_making import (
     causes,
     evidence,
     fp32_run,
+    log,
     run,
     scan,
     search,
@@ -85,6 +88,53 @@ def test_lost_gradients_that_cost_nothing_are_latent_and_no_fault() -> None:
     assert [f.cause for f in diagnosis.latent] == ["gradient_underflow"]
     assert "12.0% of the gradient entries" in diagnosis.latent[0].verdict.reason
     assert status("gradient_underflow", zeros(40, 0, FALLING)) is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("own", "in_fp32", "losses", "scaled", "says"),
+    [
+        (1.0, 0.0, FALLING, False, Status.FOUND),  # an adversary that gets no direction at all
+        (0.2, 0.1, FALLING, False, Status.LATENT),
+        (0.4, 0.1, FLAT, False, Status.FOUND),
+        (0.9, 0.9, FLAT, False, Status.PASSED),  # dead units
+        (1.0, 0.0, FALLING, True, Status.PASSED),  # of a scaled loss: the scale's own rules judge
+    ],
+)
+def test_gradients_that_the_script_asks_for_are_compared_with_those_of_fp32(
+    own: float, in_fp32: float, losses: tuple[float, ...], scaled: bool, says: Status
+) -> None:
+    asked = Call(0, 0, "grad", scaled=scaled, line="train.py:50")
+    here, there = replace(asked, value=own), replace(asked, value=in_fp32)
+    views = (
+        run(steps(losses), calls=log((here, *SCALED_LOOP), losses)),
+        run(fp32_run().steps, calls=log((there, *FP32_LOOP)), control="fp32"),
+    )
+    said = answers(evidence(*views))["gradient_underflow"]
+    assert said.status is says
+    if says is Status.FOUND:
+        assert said.line == "train.py:50"
+
+
+@pytest.mark.parametrize(
+    ("facts", "losses", "says"),
+    [
+        ({"zeroed": 900}, FALLING, Status.FOUND),
+        ({"zeroed": 200}, FALLING, Status.LATENT),
+        ({"zeroed": 200}, FLAT, Status.FOUND),
+        ({"zeroed": 10}, FLAT, Status.PASSED),
+        ({"zeroed": 900, "role": "activations"}, FLAT, Status.PASSED),
+        ({"zeroed": 900, "kind": "autocast"}, FLAT, Status.PASSED),  # backward's own: in the step
+    ],
+)
+def test_gradients_that_a_cast_of_the_script_makes_zero(
+    facts: dict[str, Any], losses: tuple[float, ...], says: Status
+) -> None:
+    """In its own optimizer or a hook: the gradients at the step are there."""
+    cast = HalfSite("cast", "train.py:61", "Tensor.half", "fp16", "gradients", elements=1000)
+    said = answers(evidence(run(steps(losses), replace(cast, **facts))))["gradient_underflow"]
+    assert said.status is says
+    if says is Status.FOUND:
+        assert (said.line, said.fix.kind) == ("train.py:61", "drop_cast")
 
 
 @pytest.mark.parametrize(("own", "says"), [(610, Status.FOUND), (10, Status.PASSED)])

@@ -50,6 +50,35 @@ def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedLoss:
+    """What half precision flushed of gradients that the script took by ``torch.autograd.grad`` at
+    ``line``: the share of exact zeros beyond that of fp32, a mean over the first calls."""
+
+    line: str
+    step: int
+    lost: float
+
+
+def asked_loss(run: RunView, fp32: RunView) -> AskedLoss | None:
+    """The line that loses most; None where nothing was counted in both runs."""
+    shares: list[dict[str, list[float]]] = []
+    for view in (run, fp32):
+        by_line: dict[str, list[float]] = {}
+        for call in view.calls:
+            if call.name == "grad" and call.value is not None and not call.scaled:
+                by_line.setdefault(call.line, []).append(call.value)
+        shares.append(by_line)
+    found = []
+    for line, own in shares[0].items():
+        pairs = list(zip(own, shares[1].get(line, ()), strict=False))
+        if line and pairs:
+            step = next(c.step for c in run.calls if (c.name, c.line) == ("grad", line))
+            lost = math.fsum(a - b for a, b in pairs) / len(pairs)
+            found.append(AskedLoss(line, step, lost))
+    return max(found, key=lambda one: one.lost, default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class GradientError:
     """How far the first gradients are from the fp32 control's: 2-norm of the difference over that
     of fp32's gradient, on sampled entries; and the parameter with the largest part of it."""

@@ -5,6 +5,7 @@ search ended, what still fails there, and whether the factor is a loss scale at 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,9 +106,60 @@ def _late_skips(own: Sequence[OptimizerStep]) -> int:
     return count
 
 
+_WRITES_SCALE = re.compile(r"\._scale\b(\.data\b)?\s*(=(?!=)|[*+/-]=|\.[a-z]+_\()")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRaised:
+    """The script itself put a scale up, ``count`` times: to ``scale`` at ``line``, by ``how``: a
+    call of ``load_state_dict``, or a value that it wrote into the scaler."""
+
+    line: str
+    how: str
+    scale: float
+    count: int
+
+
+def scale_raised(run: RunView) -> ScaleRaised | None:
+    """Scales that are higher at a loss than the ``update`` before left them; at the line that did
+    it most often, twice at least. A resume is one load."""
+    last: dict[str, float] = {}
+    loaded: dict[str, str] = {}
+    found: list[tuple[str, str, float]] = []
+    for call in run.calls:
+        if call.name == "scaler_load_state_dict":
+            loaded[call.subject] = call.line
+        elif call.name in ("scale", "update") and call.value is not None:
+            before = last.get(call.subject, call.value)
+            if call.name == "scale" and call.value > before:
+                how = "load_state_dict" if call.subject in loaded else "a value of its own"
+                line = loaded.get(call.subject) or _writes_scale_at(run)
+                found.append((line, how, call.value))
+            last[call.subject] = call.value
+            loaded.pop(call.subject, None)
+    if len(found) < 2:
+        return None
+    (line, how), count = Counter((line, how) for line, how, _ in found).most_common(1)[0]
+    return ScaleRaised(line, how, max(v for at, _, v in found if at == line), count)
+
+
+def _writes_scale_at(run: RunView) -> str:
+    """The first line of the script that writes into a scaler, which no call tells; "" where there
+    is none, or sources are left out."""
+    for source in run.sources:
+        for number, text in enumerate(source.lines, 1):
+            if _WRITES_SCALE.search(text.partition("#")[0]):
+                return f"{source.file}:{number}"
+    return ""
+
+
 def scale_set_at(run: RunView) -> str:
-    """The line that decides about a scale that is too high: the ``update`` after which it is no
-    lower although the step was skipped, or else the line that makes the scaler."""
+    """The line that decides about a scale that is too high: the script's own that puts it up; the
+    ``update`` after which it is no lower although the step was skipped; or else the line that makes
+    the scaler."""
+    raised = scale_raised(run)
+    if raised is not None and raised.line:
+        return raised.line
     skipped = {(a.scaler, a.step): a.scale for a in run.steps if a.skipped and a.scaler}
     if not skipped:
         return ""
@@ -152,7 +204,7 @@ def hand_scale_facts(run: RunView) -> ScaleFacts | None:
     Each fall of the factor is a step that the script left out, because it found gradients that are
     not finite.
     """
-    factors = [_hand_factor(c) for c in run.calls if c.name == "backward"]
+    factors = [hand_factor(c) for c in run.calls if c.name == "backward"]
     if run.has_scaler or None in factors:
         return None
     own = [f for f in factors if f is not None]
@@ -175,17 +227,17 @@ def hand_scale_facts(run: RunView) -> ScaleFacts | None:
 
 def hand_scaled_at(run: RunView) -> str:
     """The line whose backward is of a loss that the script scales by hand; "" without one."""
-    found = (c for c in run.calls if c.name == "backward" and (_hand_factor(c) or 0) > 1)
+    found = (c for c in run.calls if c.name == "backward" and (hand_factor(c) or 0) > 1)
     return next((c.line for c in found if c.line), "")
 
 
 def hand_factor_at(run: RunView, step: int) -> float | None:
     """What the loss of a step was multiplied by; None where it was by no constant."""
     found = (c for c in run.calls if c.name == "backward" and c.step == step)
-    return next((factor for c in found if (factor := _hand_factor(c)) is not None), None)
+    return next((factor for c in found if (factor := hand_factor(c)) is not None), None)
 
 
-def _hand_factor(call: Call) -> float | None:
+def hand_factor(call: Call) -> float | None:
     """What the root of a backward was multiplied by; None where it was by no constant."""
     name, _, text = call.note.partition(" ")
     return float(text) if text and name in ("mul", "mul_") else None

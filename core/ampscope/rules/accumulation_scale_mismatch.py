@@ -21,6 +21,7 @@ from __future__ import annotations
 from ampscope.analysis.call_windows import CallWindow, windows
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.scale_facts import hand_factor
 from ampscope.control import BASELINE
 from ampscope.observations import Call, OptimizerStep
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
@@ -30,7 +31,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found in the windows of the call log."""
     run = evidence.baseline
     if not run.has_scaler:
-        return not_applicable("No loss was scaled.")
+        return _kept_by_hand(evidence) or not_applicable("No loss was scaled.")
     wrong = [(w, call) for w in windows(run) for call in [_inside(w)] if call is not None]
     if not wrong and (kept := _kept_gradients(run)):
         return _never_cleared(evidence, kept)
@@ -110,7 +111,7 @@ def _never_cleared(evidence: Evidence, kept: list[OptimizerStep]) -> Verdict:
     at = clearing.line if clearing is not None else ""
     named = f"the zero_grad{f' at line {at}' if at else ''} does not come"
     if clearing is None:
-        named = "no zero_grad comes"
+        named = f"no zero_grad of {first.optimizer} comes"
     elif is_conditional:
         named += " under all conditions"
     return Verdict(
@@ -128,6 +129,46 @@ def _never_cleared(evidence: Evidence, kept: list[OptimizerStep]) -> Verdict:
             "Call zero_grad after every step, also after one that the scaler skipped.",
             CLEARED,
             ("cleared_grads",),
+        ),
+    )
+
+
+def _kept_by_hand(evidence: Evidence) -> Verdict | None:
+    """Found where the script looks after overflows itself: it lowers a factor of its own and leaves
+    the step out, and the next backward pass adds to what was not finite. From then on none of its
+    batches leads to a step."""
+    run, fp32 = evidence.baseline, evidence.fp32
+    passes = [c for c in run.calls if c.name == "backward" and not c.nested]
+    kept = {c.seq - 1 for c in run.calls if c.name == "kept"}
+    factors = [hand_factor(c) for c in passes]
+    refused = [
+        after
+        for after, was, now in zip(passes[1:], factors, factors[1:], strict=False)
+        if after.seq in kept and was is not None and now is not None and now < was
+    ]
+    if len(refused) < MIN_KEPT or fp32 is None or not fp32.steps:
+        return None
+    if any(a.step >= refused[0].step for a in run.steps):
+        return None  # one was taken: they are cleared otherwise
+    clearing, _ = _clearing(evidence, fp32.steps[0].optimizer)
+    at = clearing.line if clearing is not None else ""
+    named = f"the zero_grad at line {at} is not reached" if at else "nothing clears them"
+    return Verdict(
+        Status.FOUND,
+        f"The gradients of a step that the script left out are not cleared: {named} before the "
+        f"next backward pass, {len(refused)} times. What is not finite stays in .grad, so each of "
+        "these steps is left out as well, and the factor of the loss falls.",
+        step=refused[0].step,
+        line=at or refused[0].line,
+        evidence=(
+            Measurement(
+                "backward passes on gradients of a step left out", len(refused), 0, BASELINE
+            ),
+        ),
+        fix=Fix(
+            "scaler_protocol",
+            "Call zero_grad before every backward pass of a new batch.",
+            "optimizer.zero_grad()  # also where the step was left out\n",
         ),
     )
 

@@ -2,8 +2,9 @@
 
 What it detects
     clip_grad_norm_ or clip_grad_value_ on gradients of a scaled loss, with no unscale_ before
-    it; or gradients that the script's own code cuts while they are scaled, to one fixed limit or
-    to far less than the same code leaves of them in fp32.
+    it, also of a loss that the script multiplies by a factor of its own; or gradients that the
+    script's own code cuts while they are scaled, to one fixed limit or to far less than the same
+    code leaves of them in fp32.
 
 Why it matters
     The threshold meets gradients that are 65,536 times too large, so every step is cut to
@@ -24,11 +25,14 @@ import math
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.hand_clips import cut_unlike_fp32, follows_scale, hand_clips
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.scale_facts import hand_factor_at
 from ampscope.analysis.scaled_gradients import clips_scaled
 from ampscope.control import BASELINE
-from ampscope.observations import Call, GradientChange
+from ampscope.observations import MIN_HAND_SCALE, Call, GradientChange, OptimizerStep
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
+MIN_CLIPS = 3  # steps
+NEARLY = 0.99  # torch adds 1e-6 to the norm, and half gradients are rounded
 BELOW = 0.999  # entries that were cut to the limit are the limit, to rounding
 
 
@@ -36,7 +40,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found in the call log alone; the curves need not show it."""
     run = evidence.baseline
     if not run.has_scaler:
-        return not_applicable("No loss was scaled.")
+        return _of_a_factor(run) or not_applicable("No loss was scaled.")
     wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]
     wrong = [c for c in wrong if _cuts(run, c)]
     wrong = [c for c in wrong if clips_scaled(run, evidence.fp32, c.line) is not False]
@@ -88,6 +92,54 @@ def _follow_scale(run: RunView, clips: list[Call]) -> bool:
     scales = {a.step: a.scale for a in run.steps}
     pairs = [(float(c.note), scales[c.step]) for c in clips if c.note and c.step in scales]
     return len(pairs) > 1 and follows_scale(*zip(*pairs, strict=True))
+
+
+def _of_a_factor(run: RunView) -> Verdict | None:
+    """Found where the script multiplies its loss by a constant, clips what backward left of that,
+    and divides by the constant afterwards: the limit over it is all that the step gets."""
+    found: list[tuple[Call, OptimizerStep, float]] = []
+    for own in (a for a in run.steps if a.backward_norm and a.grad_norm):
+        factor = hand_factor_at(run, own.step)
+        for clip in (c for c in run.calls if c.name == "clip" and c.step == own.step):
+            limit, norm = float(clip.note or 0), clip.value
+            if factor is None or factor < MIN_HAND_SCALE or norm is None or not norm > limit > 0:
+                continue
+            left = limit / factor
+            if _is_about(norm, own.backward_norm) and _is_about(own.grad_norm, left):
+                found.append((clip, own, factor))
+    if len(found) < MIN_CLIPS:
+        return None
+    clip, own, factor = found[0]
+    return Verdict(
+        Status.FOUND,
+        f"Line {clip.line} clips gradients that are still multiplied by the factor by which the "
+        f"script multiplies its loss ({factor:,.6g}), in {len(found)} steps: the division that "
+        f"comes after it leaves a norm of {own.grad_norm:.3g}.",
+        step=own.step,
+        line=clip.line,
+        evidence=(
+            Measurement("clips of scaled gradients", len(found), 0, BASELINE, own.step),
+            Measurement(
+                "norm that the clip saw",
+                clip.value or 0.0,
+                float(clip.note or 0),
+                BASELINE,
+                own.step,
+            ),
+            Measurement("factor of the loss", factor, 1, BASELINE, own.step),
+        ),
+        fix=Fix("move_unscale", "Divide the gradients by the factor before the clip.", DIVISION),
+    )
+
+
+def _is_about(value: float | None, expected: float | None) -> bool:
+    return bool(value and expected) and abs((value or 0) / (expected or 1) - 1) <= 1 - NEARLY
+
+
+DIVISION = """for p in model.parameters():
+    p.grad.div_(factor)
+torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+"""
 
 
 def _clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:

@@ -2,7 +2,8 @@
 
 What it detects
     Gradient entries that are exactly zero and are not zero in the fp32 control, at the same
-    weights, while every number is finite.
+    weights, while every number is finite: those of a step, those that the script takes by
+    torch.autograd.grad, and those that its own cast to fp16 makes zero in a hook or an optimizer.
 
 Why it matters
     Those parameters do not learn, and nothing says so: the loss just flattens early. While the
@@ -19,13 +20,15 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.gradient_loss import dead_parameters, late_zero_share
+from ampscope.analysis.gradient_loss import asked_loss, dead_parameters, late_zero_share
 from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, learns_slower
-from ampscope.control import BASELINE
+from ampscope.control import BASELINE, Control
 from ampscope.observations import OptimizerStep
 from ampscope.rules.verdict import (
     Fix,
@@ -64,7 +67,7 @@ def check(evidence: Evidence) -> Verdict:
     dead = dead_parameters(run, fp32)
     share = f"{max(lost, 0.0):.1%} of the gradient entries are zero here and not in fp32"
     if not dead and lost < LOST:
-        return passed(f"{share}.")
+        return _asked_for(evidence, fp32) or _cast_away(evidence, fp32) or passed(f"{share}.")
     if evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
@@ -88,6 +91,59 @@ def check(evidence: Evidence) -> Verdict:
         line=scaler_made_at(run) or _backward_line(run),
         evidence=measured,
         fix=_fix(evidence),
+    )
+
+
+def _asked_for(evidence: Evidence, fp32: RunView) -> Verdict | None:
+    """Of gradients that the script takes by ``torch.autograd.grad``, which nothing scales: those of
+    an inner step, a penalty, an adversarial input."""
+    asked = asked_loss(evidence.baseline, fp32)
+    if asked is None or asked.lost < LOST:
+        return None
+    reason = (
+        f"{asked.lost:.1%} of the entries of the gradients that line {asked.line} takes by "
+        "torch.autograd.grad are zero here and not in fp32: no loss scale applies to them."
+    )
+    values = (Measurement("lost", asked.lost, LOST, BASELINE, asked.step),)
+    if asked.lost <= LOST_SURELY and not _is_harmed(evidence, asked.lost, fp32):
+        return latent(f"{reason} The loss falls as in fp32 so far.", ASKED, *values)
+    return Verdict(
+        Status.FOUND,
+        reason,
+        phase="backward",
+        step=asked.step,
+        line=asked.line,
+        evidence=values,
+        fix=ASKED,
+    )
+
+
+def _cast_away(evidence: Evidence, fp32: RunView) -> Verdict | None:
+    """Of gradients that the script itself casts to fp16, in a hook or in its optimizer, after the
+    backward pass has kept them."""
+    casts = [
+        site
+        for site in evidence.baseline.sites
+        if (site.role, site.dtype) == ("gradients", "fp16")
+        and site.kind in ("cast", "state")
+        and site.elements
+    ]
+    worst = max(casts, key=lambda site: site.zeroed / site.elements, default=None)
+    if worst is None or worst.zeroed < LOST * worst.elements:
+        return None
+    lost = worst.zeroed / worst.elements
+    reason = f"The cast of gradients to fp16 at line {worst.line} makes zero of {lost:.1%} of them."
+    values = (Measurement("lost in the cast", lost, LOST, BASELINE, worst.step),)
+    if lost <= LOST_SURELY and not _is_harmed(evidence, lost, fp32):
+        return latent(f"{reason} The loss falls as in fp32 so far.", DROP, *values)
+    return Verdict(
+        Status.FOUND,
+        reason,
+        op=worst.op,
+        step=worst.step,
+        line=worst.line,
+        evidence=values,
+        fix=replace(DROP, controls=(Control.of(fp32_lines=worst.line), "bf16")),
     )
 
 
@@ -133,6 +189,17 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
+ASKED_PATCH = """gradients = torch.autograd.grad(loss * 65536, inputs)
+gradients = [g.float() / 65536 for g in gradients]
+"""
+ASKED = Fix(
+    "add_scaler",
+    "Multiply the output by a power of two before torch.autograd.grad, and divide the gradients by "
+    "it.",
+    ASKED_PATCH,
+    ("bf16",),
+)
+DROP = Fix("drop_cast", "Keep the gradients in fp32 from the backward pass to the update.")
 RAISE = Fix("change_scale", "Use a larger loss scale.", PATCH, ("init_scale:65536", "bf16"))
 TOO_WIDE = Fix(
     "use_bf16",

@@ -32,6 +32,7 @@ from ampscope.analysis.scale_facts import (
     hand_scaled_at,
     part_of_the_loss,
     scale_facts,
+    scale_raised,
     scale_set_at,
     scaled_by_hand,
     static_scale,
@@ -213,6 +214,14 @@ def _rises_unseen(evidence: Evidence, facts: ScaleFacts) -> str:
 
 def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> Verdict:
     root, skips, line = evidence.root, evidence.baseline.skips, scale_set_at(evidence.baseline)
+    raised, text = scale_raised(evidence.baseline), f"Start at {better:,.6g} and grow every 2,000"
+    if raised is not None:
+        words += (
+            f". The script itself puts it back up to {raised.scale:,.6g} by {raised.how}"
+            f"{f' at line {raised.line}' if raised.line else ''}, {raised.count} times"
+        )
+        text = f"Leave the scale to the scaler after its start, and start at {better:,.6g}: growth "
+        text += "every 2,000"
     op = root.op if root is not None and root.op.phase == "backward" and not line else None
     return Verdict(
         Status.FOUND,
@@ -229,7 +238,7 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
         ),
         fix=Fix(
             "change_scale",
-            f"Start at {better:,.6g} and grow every 2,000 steps.",
+            f"{text} steps.",
             f"scaler = torch.amp.GradScaler(device, init_scale={better:g}, growth_interval=2000)\n",
             (
                 Control.of(init_scale=better, growth_interval=2000),

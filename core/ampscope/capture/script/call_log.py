@@ -7,7 +7,9 @@ nested: the ``unscale_`` that ``scaler.step`` makes by itself is not the user's.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import GeneratorType
 from typing import Any
@@ -22,10 +24,12 @@ from ampscope.capture.own_ops import own_ops
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.gradients_by_hand import (
+    MOST_COUNTED,
     Asked,
     AskedGradients,
     ClearedGradients,
     address_of,
+    share_of_zeros,
 )
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch, autocast_keys
@@ -71,6 +75,7 @@ class CallLog(StepListener):
         self._scalers = steps.scaler_numbers
         self._asked = AskedGradients()
         self._cleared = ClearedGradients()
+        self._counted: Counter[str] = Counter()  # calls of torch.autograd.grad, by line
         self._hand_scaled: set[str] = set()  # lines of backward passes
         self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
         self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
@@ -290,12 +295,25 @@ class CallLog(StepListener):
         if isinstance(asked, GeneratorType):  # net.parameters() gives each of them once
             asked = tuple(asked)
             args, kwargs = (asked, *args[1:]), {k: v for k, v in kwargs.items() if k != "inputs"}
+        place = len(self._calls.records) - 1
         found = self._calls.gradients(original, outputs, *args, **kwargs)
+        with self.failures.contained("gradients that the script asked for"):
+            self._count_zeros(place, found)
         if type(asked) in (list, tuple) or isinstance(asked, Tensor):
             both = zip((asked,) if isinstance(asked, Tensor) else asked, found, strict=False)
             with self.failures.contained("gradients that the script asked for"):
                 self._note_asked(roots, [(p, g) for p, g in both if isinstance(g, Tensor)])
         return found
+
+    def _count_zeros(self, place: int, found: Any) -> None:
+        """Of the first calls of each line, in the call's own record."""
+        call = self._calls.records[place]
+        if call.name != "grad" or is_capturing() or self._counted[call.line] >= MOST_COUNTED:
+            return
+        self._counted[call.line] += 1
+        with own_ops():
+            share = share_of_zeros(g for g in found if isinstance(g, Tensor))
+        self._calls.records[place] = replace(call, value=share)
 
     def _note_asked(self, roots: list[Tensor], pairs: list[tuple[Tensor, Tensor]]) -> None:
         own = self._steps.of_optimizers(pairs)

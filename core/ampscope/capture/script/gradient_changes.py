@@ -153,9 +153,10 @@ class ReplacedGradients:
         self._taken: dict[int, tuple[_Bad, _Mark]] = {}
         self._notes_lines = False
 
-    def before_backward(self) -> None:
+    def before_backward(self) -> bool:
         """What is not finite still will be seen again; what was emptied belongs to a batch that
-        the script has left out."""
+        the script has left out. True where something that is not finite is there still, to which
+        the backward pass adds."""
         self._take_set()
         with own_ops():
             kept = [(key, p.grad) for key, (p, _, _) in self._bad.items() if p.grad is not None]
@@ -164,6 +165,7 @@ class ReplacedGradients:
         pairs = zip(kept, finite, filled, strict=True)
         left = {key for (key, _), is_finite, any_left in pairs if is_finite and any_left}
         self._bad = {key: found for key, found in self._bad.items() if key in left}
+        return not all(finite)
 
     def after_backward(self, optimizers: list[Optimizer]) -> None:
         """A backward has ended."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampscope.capture.own_ops import own_ops
-from ampscope.capture.tensors import has_own_memory, readable
+from ampscope.capture.tensors import fetch, floats, has_own_memory, readable
 from ampscope.capture.user_objects import parameters_of
 
 
@@ -38,6 +38,20 @@ class Asked:
     def is_of(self, held: Iterable[int]) -> bool:
         """Whether gradients of any of the parameters with these ids were handed over."""
         return self.gradients is None or any(key in self.gradients for key in held)
+
+
+MOST_COUNTED = 8  # calls of one line whose gradients are counted
+MOST_ENTRIES = 30_000_000
+
+
+def share_of_zeros(gradients: Iterable[Tensor | None]) -> float | None:
+    """Exactly zero entries among all that one call handed over; None without any that can be read,
+    and of more than :data:`MOST_ENTRIES`."""
+    held = [v for g in gradients if g is not None and (v := floats(g)) is not None]
+    total = sum(values.numel() for values in held)
+    if not 0 < total <= MOST_ENTRIES:
+        return None
+    return 1.0 - sum(fetch([values.count_nonzero() for values in held])) / total
 
 
 MAX_ASKED = 500  # of a script that only asks

@@ -144,7 +144,8 @@ class OptimizerSteps(StepListener):
         self._by_hand = by_hand
         self._hand_norms.clear()
         with self.failures.contained("gradients that were replaced"):
-            self.replaced.before_backward()
+            if self.replaced.before_backward():
+                self._calls.add("kept")
         with self.failures.contained("gradients of a skipped step"):
             self._look_for_kept()
         self.changes.before_backward()
