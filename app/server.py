@@ -344,7 +344,7 @@ def _check_request(scope: Scope, headers: dict[str, str]) -> None:
     if first in _SIGN_IN:
         classroom = options.classroom(os.environ)
         if classroom is None or not classroom.signs_in:
-            raise Refused(404, "Nobody signs in here.")
+            raise Refused(404, "This dashboard has no sign-in.")
 
 
 def _below_base(scope: Scope) -> str:

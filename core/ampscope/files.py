@@ -97,7 +97,7 @@ def remove_leftovers_in(place: Path) -> None:
             if found is not None and _is_own(entry) and _is_left(Path(entry.path), found):
                 if _holds_backups(Path(entry.path)):
                     for claim in Path(entry.path).glob("*/roots.json"):
-                        claim.unlink(missing_ok=True)  # nobody is at work there any more
+                        claim.unlink(missing_ok=True)  # no process works there any more
                 else:
                     throw_away(Path(entry.path))
 

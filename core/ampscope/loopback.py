@@ -41,7 +41,7 @@ def address(host: str) -> str:
 @contextlib.contextmanager
 def held(host: str, port: int) -> Iterator[None]:
     """Keep ``port`` of the other address family from every program while ``host`` is served, an
-    address: who opens ``localhost``, or this machine's name, finds us or nobody there. Raises
+    address: who opens ``localhost``, or this machine's name, finds us or no server there. Raises
     BadInput where another program has it; where there is no such family nothing is held."""
     other = "127.0.0.1" if ":" in host else "::1"
     if host == "0.0.0.0":
@@ -56,7 +56,7 @@ def held(host: str, port: int) -> Iterator[None]:
             kept = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             if is_ipv6:
                 kept.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            kept.bind((other, port))  # without listening: whoever connects is refused
+            kept.bind((other, port))  # without listening: a connection is refused
         except OSError as error:
             if error.errno in _TAKEN:
                 shown = f"[{other}]" if is_ipv6 else other

@@ -307,7 +307,7 @@ def masked_source(text: str) -> str:
 @lru_cache(16_384)
 def masked_by_pattern(text: str) -> str:
     """Lines of a program that are not parsed, because they are read again and again, or come from
-    elsewhere: whoever wrote them chooses how long that takes."""
+    elsewhere: their author chooses how long that takes."""
     return masked_forms(_by_pattern(text))
 
 

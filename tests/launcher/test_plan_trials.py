@@ -27,9 +27,10 @@ from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import BadOp, Observation, OpUse, Outcome
 from ampscope.records import HALF_FROM, JUDGED_RANK, Machine, RunInfo, RunSpec, State
+from ampscope.rules.verdict import FIX_KINDS, FP32_TRAINING
 from ampscope.script_ends import ending
 from ampscope.store.reader import Reader
-from ampscope.story.fix_words import chosen, each_run
+from ampscope.story.fix_words import chosen, each_run, seen
 from tests.helpers.evidence_making import (
     FALLING,
     FLAT,
@@ -157,7 +158,8 @@ def test_every_run_that_was_made_is_told_with_what_it_gave(
     told = each_run(_reported(plan)).split("; ")
     for control in fixes:
         (one,) = [said for said in told if _told(control) in said]
-        assert one.endswith(": cured" if control in cure else ": not cured")
+        cured = "trains, in fp32 throughout" if control.count(",") == 3 else "cured"
+        assert one.endswith(f": {cured}" if control in cure else ": not cured")
 
 
 def _told(control: str) -> str:
@@ -474,14 +476,15 @@ def test_bf16_is_a_fix_where_the_gpu_has_it(
     overflowing: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A GPU that emulates bf16 is slower in it than in fp32: the modules to keep in fp32 are
-    offered there, also where a run in bf16 was healthy, and the report says why."""
+    """A GPU that emulates bf16 is slower in it than in fp32: it is no fix there, also where a run
+    in bf16 was healthy, and the report says why. Nor are all modules in fp32."""
     monkeypatch.setattr(Info, "machine", machine)
     monkeypatch.setattr(Info, "spec", RunSpec("train.py", rehearsed=rehearsed))
     plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
     plan.control("bf16")
-    expected = ("bf16", "use_bf16") if is_offered else ("fp32_modules:a,b,c,d", "fp32_module")
-    assert _advised(plan) == (*expected, True)
+    assert _advised(plan) == (("bf16", "use_bf16", True) if is_offered else ("", "", None))
+    said = seen(_reported(plan))
+    assert (FIX_KINDS[FP32_TRAINING] in said) is not is_offered
     assert runs.made.count("bf16") == 1  # as a control, or as a fix
     notes = _reported(plan).notes
     assert any("no bf16 instructions" in note for note in notes) is not is_offered
@@ -492,9 +495,10 @@ def test_where_most_modules_overflow_no_set_is_searched() -> None:
     assert not [made for made in runs.made if made.count(",")]
 
 
-def test_without_a_healthy_bf16_every_module_is_the_answer() -> None:
+def test_every_module_in_fp32_is_no_fix() -> None:
     plan, _ = _tried(_bad(*MODULES), bf16=False, needed=MODULES)
-    assert _advised(plan)[0] == "fp32_modules:a,b,c,d"
+    assert _advised(plan) == ("", "", None)
+    assert [t.control for t in plan.trials if t.kind == FP32_TRAINING] == ["fp32_modules:a,b,c,d"]
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,14 @@ def test_the_cast_of_the_moments_is_the_line() -> None:
     found = answers(evidence(made, made))["optimizer_state_range"]
     assert found.line == "train.py:49"
     assert found.fix.controls == ("fp32_lines:train.py:49",)
+
+
+@pytest.mark.parametrize(("rise", "says"), [(1.08, Status.FOUND), (1.0, Status.LATENT)])
+def test_losses_on_the_same_batches_tell_more_than_their_scatter(rise: float, says: Status) -> None:
+    """The control kept its state in fp32: batch by batch its loss is the lower one."""
+    noisy = [1.0 + 0.3 * (n % 3) for n in range(30)]
+    own = tuple(x * (rise if n > 15 else 1.0) for n, x in enumerate(noisy))
+    made = evidence(_resumed(own, 50.0), fp32_run(steps(noisy)))
+    found = answers(made)["optimizer_state_range"]
+    assert found.status is says
+    assert {m.name for m in found.evidence} >= {"update norm over the fp32 control's"}

@@ -83,7 +83,7 @@ def matmul_words(results: Sequence[Result]) -> str:
 
 def misaligned_words(results: Sequence[Result]) -> str:
     """What a size that is no multiple of 8 costs here."""
-    rates = [r for r in results if isinstance(r, Rate) and r.series == "crooked" and r.flops_s]
+    rates = [r for r in results if isinstance(r, Rate) and r.series == "misaligned" and r.flops_s]
     if len(rates) < 2:
         return "Sizes that are no multiple of 8 were left out: bf16 takes too long here."
     straight = rates[0].flops_s or 1

@@ -25,8 +25,9 @@ LEAPS = 3.0  # times the usual update norm
 NEAR = 10  # steps before that say what is usual
 SETTLED = 20  # steps after which a fresh second moment is one
 FELT = 5  # steps over which the loss is looked at
-RISES = 1.1  # of the usual loss, and beyond its scatter
+RISES = 0.05  # of the usual loss, and beyond its scatter
 SCATTER = 2.0  # standard deviations
+CONTROL = "the fp32 control's"
 RIGID = 20  # taken steps without any sampled second moment that fell, where no decay is known
 
 
@@ -169,8 +170,8 @@ def _first_step_of(steps: Sequence[OptimizerStep], place: int, fp32: RunView | N
     control = [] if fp32 is None else [a for a in fp32.steps if not a.skipped]
     same = next((n for n, a in enumerate(control) if a.step == first.step), None)
     if same is not None and not control[same].written_zero_share and _alike(first, control[same]):
-        beside, usual = "the fp32 control's", control[same : same + 1]
-        losses = _losses(control[same : same + 1 + FELT])
+        beside, usual = CONTROL, control[same : same + 1]
+        losses = _losses(control[same + 1 : same + 1 + FELT])
     elif at >= NEAR:
         beside, usual = "that of the steps before", taken[at - NEAR : at]
         losses = _losses([*usual, first])
@@ -180,11 +181,15 @@ def _first_step_of(steps: Sequence[OptimizerStep], place: int, fp32: RunView | N
     norms = [a.update_norm for a in usual if a.update_norm]
     own, middle = first.update_norm, statistics.median(norms) if norms else 0.0
     leap = own / middle if own and middle and math.isfinite(own) else None
-    before, scatter = (f(losses) if len(losses) > 2 else 0.0 for f in (_mean, statistics.pstdev))
-    reached = _mean(after) if after else 0.0
-    rises = reached > before + max((RISES - 1) * abs(before), SCATTER * scatter)
-    told = bool(after) and rises and len(losses) > 2
-    felt = (before, reached) if told else (None, None)
+    felt: tuple[float | None, float | None] = None, None
+    if after and len(losses) > 2:
+        before, reached = _mean(losses), _mean(after)
+        scatter = statistics.stdev(losses)
+        if beside == CONTROL and len(losses) == len(after) > 1:  # the same batches
+            both = zip(after, losses, strict=True)
+            scatter = statistics.stdev(a - b for a, b in both) / math.sqrt(len(after))
+        if reached > before + max(RISES * abs(before), SCATTER * scatter):
+            felt = before, reached
     return RoundTrip(first, leap, beside, felt[0], felt[1], was_last=not after)
 
 

@@ -188,7 +188,7 @@ def _widest(root: str, covered: Iterable[str], folder: Path, *, as_user: bool) -
 
 
 def _sockets() -> list[str]:
-    """Sockets that something listens at: a connection through an overlay finds nobody there."""
+    """Sockets that something listens at: an overlay passes no connection on to them."""
     found = set()
     with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as lines:
         for line in lines:

@@ -278,7 +278,7 @@ def copied(
     copy = Copy(roots, [*named, *led], plain, base, str(store.absolute()), first)
     copy.make("" if only else f"{os.path.realpath(folder)}/{KEPT}")
     # What only a variable names is not compared: the script is led to the copy, and other programs
-    # are at work there, whose files nobody may put back.
+    # are at work there, whose files must not be put back.
     roots = copy.roots if only else (*roots, *named)
     remember(roots, folder, str(store.absolute()), temporary, only=only)
     # Its first version lets no file be renamed from one folder to another.

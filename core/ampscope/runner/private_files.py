@@ -213,7 +213,7 @@ def private_files(
     """Give this process, which must have a single thread, a private view; ``folder`` is its own and
     empty, and thrown away by the caller after :func:`ampscope.runner.put_back.put_back`. Before
     a copy is made, ``prepare`` is called with its kind: files of the store cannot be made
-    afterwards, and in a run that is compared nobody else may write. Raises NotPossible."""
+    afterwards, and in a run that is compared no other process may write. Raises NotPossible."""
     store = Path(os.path.realpath(store))  # SQLite's files lie beside what a link leads to
     roots = roots_of(workload, os.getcwd(), args)
     reasons = []

@@ -41,7 +41,7 @@ def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
         for size in SIZES[device.type]:
             yield from _rates("square", [(dtype, size) for dtype in DTYPES], device)
         # The stored name of the series of misaligned sizes.
-        yield from _rates("crooked", [("bf16", n) for n in MISALIGNED[device.type]], device)
+        yield from _rates("misaligned", [("bf16", n) for n in MISALIGNED[device.type]], device)
     for workload, scale, steps in MODELS:
         yield from _model(workload, scale, steps, device)
 

@@ -173,7 +173,7 @@ class StepWatch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is looked at around one step, by dotted name; nothing where nobody wants it."""
+    """What is looked at around one step, by dotted name; nothing where no instrument wants it."""
 
     parameters: list[Any] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
