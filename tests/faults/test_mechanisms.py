@@ -23,7 +23,7 @@ from benchmarks.faults.truth import Damage, Run, damage, results
 
 ROOT = Path(__file__).resolve().parents[2]
 planting.load()
-TEXTS = programs()
+TEXTS = programs(quantities=True)
 HALF = re.compile(r"float16|\.half\(\)|\+=")  # += of an accumulator that is half
 HARM = Damage(False, False, 0.5, 0, 0, 0, 0, 0)
 
@@ -62,6 +62,14 @@ def test_many_mechanisms_have_no_rule_of_their_own() -> None:
     assert {m.place for m in without} >= {
         "preparation", "loader", "backward", "optimizer", "evaluation", "resume",
     }  # fmt: skip
+
+
+def test_other_faults_are_drawn_from_the_programs_that_they_had() -> None:
+    """Their sequences stay the same, so that a set can be scored again."""
+    assert len(TEXTS) >= len(programs()) + 9
+    assert {"shop_retrieval", "tide_gauge"} <= set(TEXTS) - set(programs())
+    drawing = draw.drawing("tuning", planting.FAULTS, 0)
+    assert {pair.program for pair in islice(drawing, 20)} <= set(programs())
 
 
 def test_the_list_of_what_is_proven_names_what_there_is() -> None:
