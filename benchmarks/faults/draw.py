@@ -77,11 +77,14 @@ class Drawn:
     place: int
 
 
-def programs() -> dict[str, Source]:
-    """All programs by name: a script, or a folder whose train.py imports its other files."""
+def programs(quantities: bool = False) -> dict[str, Source]:
+    """Programs by name: a script, or a folder whose train.py imports its other files. With
+    ``quantities`` those, too, that have ids, timestamps, coordinates and the like: mechanisms alone
+    are planted there, so that the sequences of the other faults stay what they were."""
     folders = {p.parent for p in PROGRAMS.glob(f"*/{MAIN}")}
     several = {f.name: {p.name: p.read_text() for p in sorted(f.glob("*.py"))} for f in folders}
-    found = {p.stem: {MAIN: p.read_text()} for p in PROGRAMS.glob("*.py")} | several
+    scripts = [*PROGRAMS.glob("*.py"), *(PROGRAMS.glob("quantities/*.py") if quantities else ())]
+    found = {p.stem: {MAIN: p.read_text()} for p in scripts} | several
     return dict(sorted(found.items()))
 
 
@@ -187,7 +190,7 @@ def drawing(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
     lists = (FAULTS, LOOKALIKES, MECHANISMS, TWINS)
     nth = next(n for n, each in enumerate(lists) if each is kinds)
     rng = random.Random(SEEDS[which] + nth % 2 + 1_000 * (nth // 2) + 2 * offset)
-    texts = programs()
+    texts = programs(quantities=kinds is MECHANISMS or kinds is TWINS)
     by_cause: dict[str, list[Kind]] = defaultdict(list)
     for kind in kinds.values():
         what = kind.mechanism
@@ -205,7 +208,7 @@ def drawing(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
 @functools.cache
 def _with_a_place(kind: Kind) -> list[str]:
     """Programs in which a mechanism has one: few have ids, positions or a checkpoint."""
-    texts = programs()
+    texts = programs(quantities=True)
     return [name for name in texts if made(kind, name, texts[name], 0, formed=False)]
 
 
@@ -245,7 +248,8 @@ def main() -> None:
     asked = parser.parse_args()
     planting.load()
     runs = Runs(asked.cache, asked.jobs)
-    texts = {n: t for n, t in programs().items() if not asked.programs or n in asked.programs}
+    all_texts = programs(quantities=asked.mechanisms)
+    texts = {n: t for n, t in all_texts.items() if not asked.programs or n in asked.programs}
     why: dict[str, Counter[str]] = defaultdict(Counter)
     both = {**MECHANISMS, **TWINS} if asked.mechanisms else {**FAULTS, **LOOKALIKES}
     for name, kind in both.items():

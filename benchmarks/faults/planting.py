@@ -45,7 +45,8 @@ class Mechanism:
     site: str  # cast, constructor, array, file, table, module, state, accumulator, hook, function
     role: str  # what becomes half: ids, labels, timestamps, moments, gradients, metric, ...
     place: str  # preparation, loader, forward, backward, optimizer, evaluation, resume
-    has_rule: bool = False  # whether a rule of its own names it, besides harmful_rounding
+    has_rule: bool = False  # whether a rule of its own may name it, besides harmful_rounding
+    at_line: tuple[str, ...] = ()  # causes that are right if they are found at its line
 
 
 @dataclass(frozen=True, slots=True)

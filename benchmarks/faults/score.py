@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -89,9 +89,9 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
     file, number = _file_and_line(first.get("line") or "")
     at_line = number is not None and (file, number) in [(pair.file, n) for n in lines]
     named = [c for c in planted.accept if c != ROUNDING]  # rounding elsewhere is another verdict
-    site_right = at_line and causes[0] in (*named, ROUNDING)
-    right = causes[0] in named or (planted.mechanism is not None and site_right)
     what = planted.mechanism
+    site_right = at_line and causes[0] in (*named, *(what.at_line if what else ()), ROUNDING)
+    right = causes[0] in named or (what is not None and not healthy and site_right)
     return {
         "script": pair.name,
         "program": pair.program,
@@ -121,7 +121,7 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
         "place": what and what.place,
         "has_rule": what.has_rule if what else planted.cause != ROUNDING,
         "loud": bool(proof.damage and (proof.damage.error or proof.damage.nonfinite)),
-        "healed": _is_healed(findings, planted.accept) if site_right and not healthy else None,
+        "healed": _is_healed(first) if site_right and not healthy else None,
         "fix": first.get("fix", {}).get("kind"),
         "verified": first.get("fix", {}).get("verified"),
         "damage": proof.damage.kinds if proof.damage else (),
@@ -134,10 +134,9 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
     }
 
 
-def _is_healed(findings: list[Row], accept: Sequence[str]) -> bool:
-    """Whether the run in which the site was lifted trained: the fix of the finding that names it."""
-    of_site = [f for f in findings[:1] if f["cause"] in (*accept, ROUNDING)]
-    return any(f.get("fix", {}).get("verified") is True for f in of_site)
+def _is_healed(finding: Row) -> bool:
+    """Whether the run in which the site was lifted trained, by the fix of the finding."""
+    return finding.get("fix", {}).get("verified") is True
 
 
 def _file_and_line(place: str) -> tuple[str, int | None]:

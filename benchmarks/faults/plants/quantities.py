@@ -188,7 +188,7 @@ QUANTITIES: dict[str, tuple[str, str, Find, tuple[str, ...]]] = {  # role, place
         {"raw": BOTH}, {"seen": BOTH, "shelves": BOTH}, whole=True, looped=True
     ), ()),
     "batch_labels": ("labels", "loader", _named(
-        {"labels": BOTH}, {"outcome": BOTH}, whole=True, looped=True
+        {"labels": BOTH}, {"kind": BOTH}, whole=True, looped=True
     ), ()),
     "class_labels": ("labels", "loader", _offset_labels, ()),
     "stamps": ("timestamps", "preparation", _named(
@@ -198,7 +198,7 @@ QUANTITIES: dict[str, tuple[str, str, Find, tuple[str, ...]]] = {  # role, place
         {"test_stamps": BOTH}, {"test_weekday": BOTH}
     ), ()),
     "raw_targets": ("targets", "preparation", _named(
-        {"pressure": BOTH}, {"anomaly": (FP16,), "liked": BOTH}
+        {"pressure": (BF16,)}, {"anomaly": (FP16,), "liked": BOTH}
     ), ()),
     "map_coordinates": ("coordinates", "preparation", _named(
         {"scan_xyz": BOTH}, {"cloud": BOTH}
@@ -231,7 +231,15 @@ QUANTITIES: dict[str, tuple[str, str, Find, tuple[str, ...]]] = {  # role, place
 }  # fmt: skip
 
 
-IN_BF16 = ("class_labels", "small_units_of_a_batch", "small_units_of_a_test")  # NumPy has none
+COUNTED = ("ids", "labels", "positions")  # a range in half that repeats itself has a rule
+# NumPy has no bf16, and no program writes a file for each sample.
+LEFT_OUT = {
+    ("class_labels", "array"),
+    ("raw_targets", "array"),
+    ("small_units_of_a_batch", "array"),
+    ("small_units_of_a_test", "array"),
+    ("sample_coordinates", "file"),
+}
 
 
 def _draft(s: Roles, rng: random.Random, harm: bool, find: Find, way: str) -> Draft | None:
@@ -259,11 +267,11 @@ def _draft(s: Roles, rng: random.Random, harm: bool, find: Find, way: str) -> Dr
 def _register() -> None:
     for quantity, (role, at, find, causes) in QUANTITIES.items():
         for way in WAYS:
-            if way == "array" and quantity in IN_BF16:
+            if (quantity, way) in LEFT_OUT:
                 continue
             mechanism(
                 f"{quantity}_{way}",
-                Mechanism(way, role, at, has_rule=bool(causes)),
+                Mechanism(way, role, at, role in COUNTED, at_line=("low_precision_constants",)),
                 lambda s, rng, harm, find=find, way=way: _draft(s, rng, harm, find, way),
                 causes,
             )
