@@ -17,14 +17,15 @@ NAMES = (
     "bad_initial_state", "bad_input_data", "empty_loss_reduction", "fully_masked_row",
     "batchnorm_stats_corrupted", "clip_before_unscale", "scaler_bypassed",
     "accumulation_scale_mismatch", "shared_scaler_interference", "scaler_state_lost",
-    "scaled_gradient_penalty", "low_precision_constants", "half_accumulation_stagnation",
+    "scaled_gradient_penalty", "rounded_whole_numbers", "low_precision_constants", "cancellation",
+    "half_accumulation_stagnation",
     "optimizer_state_range", "not_amp_divergence", "masked_branch_gradient", "singular_gradient",
     "mask_constant_overflow", "attention_logit_overflow", "log_zero_saturation",
     "norm_eps_underflow", "elementwise_overflow", "reduction_overflow", "activation_overflow",
     "loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow", "small_update_lost",
     "compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed",
 )  # fmt: skip
-LIST_VERSION = 3  # of the codes; a new cause raises it
+LIST_VERSION = 4  # of the codes; a new cause raises it
 
 
 @functools.cache

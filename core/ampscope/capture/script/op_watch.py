@@ -27,7 +27,7 @@ from ampscope.capture.global_hooks import (
     a_step_runs,
 )
 from ampscope.capture.own_ops import own_ops
-from ampscope.capture.script import op_exact, op_facts, op_taint, running_sums
+from ampscope.capture.script import cancellation, op_exact, op_facts, op_taint, running_sums
 from ampscope.capture.script.bad_ops import BadOps, Origins
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.mode_sleep import ModeSleep
@@ -103,6 +103,7 @@ class OpWatch(StepListener):
         self._origins = Origins(paths, lines)
         self._bad = BadOps(self._origins)
         self._sums = running_sums.RunningSums()
+        self._cancellations = cancellation.Cancellations()
         self.reads = NonFiniteReads(self._bad, lines, self.taint_of)
         self._mode = _Mode(self)
         self._sleep = ModeSleep(self._mode)
@@ -202,6 +203,7 @@ class OpWatch(StepListener):
         """Optimizer step number ``step`` begins."""
         self._step = self._bad.step = step
         self._origins.new_step()
+        self._cancellations.new_step(step)
         self._read.clear()
 
     def records(self) -> list[BadOp]:
@@ -234,6 +236,8 @@ class OpWatch(StepListener):
         for tensor in results:
             tensor.__dict__[op_taint.PROVENANCE] = provenance
             tensor.__dict__.pop(op_taint.EXACT, None)  # of what an op in place has changed
+        if call.node is None and self._cancellations.looks and not self.in_optimizer:
+            self._note_cancellation(call, out)
         if call.node is not None:
             self._bad.gradient_through(call.node)
         self.reads.compared(call.tensors, results)
@@ -435,6 +439,14 @@ class OpWatch(StepListener):
                 self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
             return max(drift, error or 0.0)
         return drift
+
+    def _note_cancellation(self, call: OpCall, out: Any) -> None:
+        """cancelled: the terms of a sum agree so closely that their rounding is what is left."""
+        if isinstance(out, Tensor) and any(map(op_taint.is_learned, call.tensors)):
+            lost = self._cancellations.lost(call, out, self.lines.where)
+            if lost is not None:
+                self._bad.note_cancelled(call, out, self.autocast, lost)
+        self._cancellations.keep(call, out, self.lines.where)
 
     def _note_sum(self, call: OpCall, out: Tensor) -> float:
         """The relative error of a running sum so far."""
