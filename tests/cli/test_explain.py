@@ -25,12 +25,13 @@ VERSION_1 = """
 """
 ADDED_BY_2 = "032 compiler_precision 033 compiler_kernel 034 graph_semantics"
 ADDED_BY_3 = "035 vanishes_when_observed"
-GIVEN = f"{VERSION_1} {ADDED_BY_2} {ADDED_BY_3}".split()
+ADDED_BY_4 = "040 cancellation 041 rounded_whole_numbers"
+GIVEN = f"{VERSION_1} {ADDED_BY_2} {ADDED_BY_3} {ADDED_BY_4}".split()
 CODES = dict(zip(GIVEN[1::2], GIVEN[::2], strict=True))
 
 
 def test_codes_stay_as_they_were_given() -> None:
-    assert LIST_VERSION == 3
+    assert LIST_VERSION == 4
     assert {c.name: c.code for c in CAUSES.values()} == {n: f"AMP{c}" for n, c in CODES.items()}
 
 

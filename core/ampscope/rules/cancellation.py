@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.gradient_loss import WRONG, gradient_error
-from ampscope.analysis.root_op import RootOp
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import BASELINE, Control
 from ampscope.observations import BadOp
+from ampscope.rules.roots import lost_before
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -36,15 +36,12 @@ from ampscope.rules.verdict import (
     Status,
     Verdict,
     inconclusive,
-    island_patch,
     passed,
     place,
 )
 
 LOST = 0.3  # of the norm of the result; or
 SHARE = 1 / 3  # of its elements
-# Of a number that should not be negative, or beyond 1, these give NaN.
-_DOMAINS = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "pow", "acos", "asin", "log1p"})
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -54,7 +51,8 @@ def check(evidence: Evidence) -> Verdict:
     root = evidence.root
     found = [b for b in evidence.baseline.bad_ops if b.kind == "cancelled"]
     if root is not None:
-        found = [b for b in found if _leads_to(b, root)]
+        first = lost_before(evidence.baseline, root.op)
+        found = [b for b in found if b is first]
     found = [b for b in found if b.reached_gradient or root is not None]
     if not found:
         return passed("No difference of numbers rounded to half lost what fp32 keeps of it.")
@@ -70,15 +68,6 @@ def check(evidence: Evidence) -> Verdict:
         if lifted is not None and evidence.symptoms & symptoms(lifted, evidence.fp32):
             return passed(f"{control} leaves the symptoms as they are.")
     return _found(op, harm, controls)
-
-
-def _leads_to(op: BadOp, root: RootOp) -> bool:
-    """Whether the NaN that the run met came of the cancelled difference: out of the domain of a
-    function, not out of its format."""
-    bad = root.op
-    is_nan_alone = bad.nan > 0 and not bad.pos_inf and not bad.neg_inf
-    behind = op.consumers and root.name in op.consumers
-    return bool(is_nan_alone and root.name in _DOMAINS and behind and op.step <= bad.step)
 
 
 def _harm(evidence: Evidence) -> Measurement | None:
@@ -99,6 +88,25 @@ def _controls(op: BadOp) -> tuple[str, ...]:
     if op.module:
         controls.append(Control.of(fp32_modules=op.module))
     return tuple(controls)
+
+
+STABLE_PATCH = """# of the difference, whichever of these it is
+torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0)))  # elu(x) + 1
+torch.sigmoid(-x)  # 1 - sigmoid(x)
+torch.cdist(a.float(), b.float()) ** 2  # |a|^2 + |b|^2 - 2 a.b
+x.float().var(dim, correction=0)  # mean of squares - square of the mean
+"""
+
+
+def _patch(op: BadOp) -> str:
+    """The stable form of the pattern that the ops behind its terms show; all of them where they
+    show none."""
+    made_by = {name for term in op.inputs for name in term.producers[:4]}
+    lines = STABLE_PATCH.splitlines(keepends=True)
+    for at, names in ((1, {"elu"}), (2, {"sigmoid"}), (4, {"mean"}), (3, {"mm", "bmm"})):
+        if made_by & names:
+            return lines[at]
+    return STABLE_PATCH
 
 
 def _found(op: BadOp, harm: Measurement, controls: tuple[str, ...]) -> Verdict:
@@ -126,7 +134,7 @@ def _found(op: BadOp, harm: Measurement, controls: tuple[str, ...]) -> Verdict:
             "Write the stable form of it (sigmoid(-x) for 1 - sigmoid(x), exp(x) for elu(x) + 1"
             " below 0, (a - b)² for a² + b² - 2ab, var() for E[x²] - E[x]²), or compute the line"
             " and what makes its terms in fp32.",
-            island_patch(""),
+            _patch(op),
             controls,
         ),
     )

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.symptoms import symptoms
 from ampscope.control import BASELINE, Control
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import HalfSite, OpUse
@@ -52,7 +53,12 @@ def check(evidence: Evidence) -> Verdict:
     if not evidence.symptoms and not is_used:
         return passed("Whole numbers were rounded to half; nothing shows that it matters.")
     found = _found(site, read)
-    return found if evidence.symptoms else replace(found, status=Status.LATENT)
+    lifted = [view for name in found.fix.controls if (view := evidence.runs.get(name))]
+    in_vain = any(evidence.symptoms & symptoms(view, evidence.fp32) for view in lifted)
+    # A number that is not finite comes of another fault.
+    if not evidence.symptoms or evidence.root is not None or in_vain:
+        return replace(found, status=Status.LATENT)
+    return found
 
 
 def _source_of(read: OpUse, sites: list[HalfSite]) -> HalfSite | None:

@@ -170,12 +170,20 @@ class BadOps:
             self._found[bad_id] = dataclasses.replace(
                 bad, share=lost.share, fp32_max=lost.largest, chain=chain
             )
-        if provenance := op_taint.provenance_of(out):
-            provenance.watchers = (*provenance.watchers, bad_id)
+        self.note_consumers_of(out, bad_id)
         if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors):
             # The node of a sum runs no op where it only hands the gradient on to its terms.
             terms = [number for t in call.tensors for number in _nodes_behind(t)]
             self._cancelled |= dict.fromkeys([_get_sequence_nr() - 1, *terms], bad_id)
+
+    def note_consumers_of(self, out: Tensor, bad_id: int | None) -> None:
+        """Ops that take ``out``, its newest result, are the bad op's consumers, up to
+        :data:`op_taint.CHAIN`."""
+        provenance = op_taint.provenance_of(out)
+        if bad_id is not None and self._found[bad_id].kind != "cancelled":
+            self._consumers.pop(bad_id, None)  # a running sum is taken by its own next addition
+        if provenance is not None and bad_id is not None and bad_id not in provenance.watchers:
+            provenance.watchers = (*provenance.watchers, bad_id)
 
     def gradient_through(self, node: Any) -> None:
         """Backward runs ``node``: what its forward op lost is lost to the loss."""

@@ -436,7 +436,8 @@ class OpWatch(StepListener):
         if op_facts.is_accumulation(call.func):
             error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
             if error is not None and error > INACCURATE_ERROR:
-                self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
+                bad_id = self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
+                self._bad.note_consumers_of(out, bad_id)
             return max(drift, error or 0.0)
         return drift
 
@@ -461,7 +462,8 @@ class OpWatch(StepListener):
             line = self.lines.where()
             drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
             if drift is not None and drift > INACCURATE_ERROR:
-                self._bad.remember("drift", call, call.tensors, out, self.autocast, drift)
+                bad_id = self._bad.remember("drift", call, call.tensors, out, self.autocast, drift)
+                self._bad.note_consumers_of(out, bad_id)
         return drift or 0.0
 
     def _not_finite(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
