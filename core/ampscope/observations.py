@@ -204,7 +204,8 @@ class BadOp:
 
     ``kind``: nonfinite; stall (the sum equals its first term although the second is not zero);
     coarse (a half-precision result far from the fp32 result of the same inputs); drift (a running
-    sum whose rounding errors add up to that much).
+    sum whose rounding errors add up to that much); cancelled (a difference of numbers that agree so
+    closely that little but their rounding to half is left).
     """
 
     id: int
@@ -232,7 +233,9 @@ class BadOp:
     last_step: int = 0
     reached_loss: bool = False
     reached_gradient: bool = False
-    error: float | None = None  # coarse, drift: relative; stall: share of stalled elements
+    error: float | None = (
+        None  # coarse, drift, cancelled: relative; stall: share of stalled elements
+    )
     function: str = ""  # the user's autograd.Function around it
     grad_enabled: bool = True
     tracked: bool = True  # an input depends on parameters or gradients: no preparation of data
@@ -243,6 +246,10 @@ class BadOp:
     # through that op, or, where ``grad_enabled`` is False, at once.
     lost: float | None = None
     lost_at: str = ""
+    # Of a cancelled one: the share of its elements that are off, and the other lines whose results
+    # were rounded before, "train.py:24"; ``fp32_max`` is what these in fp32 would have given.
+    share: float | None = None
+    chain: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ VERSION_1 = """
 """
 ADDED_BY_2 = "032 compiler_precision 033 compiler_kernel 034 graph_semantics"
 ADDED_BY_3 = "035 vanishes_when_observed"
-ADDED_BY_4 = "036 harmful_rounding 037 stale_low_precision_copy"
-
+ADDED_BY_4 = """
+036 harmful_rounding 037 stale_low_precision_copy 038 cancellation 039 rounded_whole_numbers
+"""
 GIVEN = f"{VERSION_1} {ADDED_BY_2} {ADDED_BY_3} {ADDED_BY_4}".split()
 CODES = dict(zip(GIVEN[1::2], GIVEN[::2], strict=True))
 

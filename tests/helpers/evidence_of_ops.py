@@ -7,7 +7,7 @@ definition says otherwise.
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.observations import BadOp, OpUse
+from ampscope.observations import BadOp, HalfSite, OpUse
 from tests.helpers.evidence_making import (
     FALLING,
     FLAT,
@@ -146,6 +146,26 @@ def repeated_positions() -> Evidence:
     return evidence(run(steps(FLAT), use))
 
 
+def features_that_cancel() -> Evidence:
+    """flash-linear-attention#1261: elu(x) + 1 in bf16, where elu(x) is -1: all features are 0."""
+    lost = bad_op(
+        "aten.add", tensor(1.0, producers=("elu", "addmm")), kind="cancelled", dtype="bf16",
+        module="attn", error=1.0, share=1.0, fp32_max=2.4e-4, reached_loss=False,
+        reached_gradient=True, pos_inf=0, nan=0,
+    )  # fmt: skip
+    return evidence(run(steps(FLAT), lost))
+
+
+def merged_ids() -> Evidence:
+    """gluon-face#28: 5,998 ids in fp16, of which 3,548 are left; read as labels further on."""
+    site = HalfSite(
+        "cast", LINE, "Tensor.to", "fp16", role="whole numbers", prepares=True, calls=1,
+        elements=5998, changed=2450, merged=2450, distinct=5998, whole=True, largest=5997.0,
+    )  # fmt: skip
+    read = OpUse("half_whole", "_to_copy", "", "train.py:30", 0, 330.0, 512.0)
+    return evidence(run(steps(FLAT), site, read))
+
+
 OF_OPS = {
     "activation_overflow": lambda: fails_forward(ACTIVATION),
     "attention_logit_overflow": lambda: fails_forward(LOGITS),
@@ -161,4 +181,6 @@ OF_OPS = {
     "unsafe_op_under_autocast": custom_function,
     "half_accumulation_stagnation": embedding_sum,
     "low_precision_constants": repeated_positions,
+    "cancellation": features_that_cancel,
+    "rounded_whole_numbers": merged_ids,
 }

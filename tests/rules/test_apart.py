@@ -35,6 +35,8 @@ EXPECTED = {
         "embed", "aten.embedding_dense_backward", "backward", 0, "train.py:18", "rewrite_op",
     ),
     "low_precision_constants": ("rotary", "aten.arange", "forward", 0, "train.py:18", "rewrite_op"),
+    "cancellation": ("attn", "aten.add", "forward", 0, "train.py:18", "rewrite_op"),
+    "rounded_whole_numbers": (None, None, "forward", 0, "train.py:18", "drop_cast"),
     "scaler_protocol_error": (None, None, None, 0, "train.py:9", "scaler_protocol"),
     "fp16_params_with_scaler": (None, None, None, 0, "train.py:9", "fp32_params"),
     "clip_before_unscale": (None, None, None, 0, "train.py:4", "move_unscale"),

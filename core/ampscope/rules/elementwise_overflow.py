@@ -2,8 +2,9 @@
 
 What it detects
     A square, exponential, product or quotient with finite inputs and an infinite result in
-    half. Where a later op makes a finite number of the infinity, its result is compared with
-    fp32's: latent while the training keeps up with fp32.
+    half; or a root or arc cosine of what rounding has put outside of its domain. Where a later op
+    makes a finite number of the infinity, its result is compared with fp32's: latent while the
+    training keeps up with fp32.
 
 Why it matters
     The infinity becomes NaN, or worse: rsqrt turns it into zero, and the layer silently stops
@@ -22,7 +23,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import ForwardClass, RootOp
 from ampscope.control import BASELINE
-from ampscope.rules.roots import forward_root
+from ampscope.rules.roots import forward_root, leaves_domain
 from ampscope.rules.verdict import Rule, Verdict, island, op_verdict, place
 
 
@@ -35,6 +36,11 @@ def check(evidence: Evidence) -> Verdict:
     is_silent = found.arrives == "nowhere" and op.lost is None
     silent = " It becomes finite further on: no NaN shows." if is_silent else ""
     reason = f"{op.op} in {place(op)} overflowed {op.dtype}.{silent}"
+    if leaves_domain(op):
+        reason = (
+            f"{op.op} in {place(op)} gave NaN: what went in was rounded to {op.dtype}, and lies"
+            " where the function has no value."
+        )
     return op_verdict(found, reason, island(op, "fp32_module", "Compute this expression in fp32."))
 
 

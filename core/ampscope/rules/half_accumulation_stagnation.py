@@ -41,6 +41,8 @@ def check(evidence: Evidence) -> Verdict:
     root = evidence.root
     if op.kind == "drift" and root is not None and root.op.line == op.line:
         return passed(f"The sum at line {op.line} overflows; what it rounds off before is less.")
+    if root is not None and (root.op.step, root.op.id) < (op.step, op.id):
+        return passed(f"{root.op.op} at line {root.op.line} lost its numbers first.")
     reason, value = _seen(op)
     return Verdict(
         Status.FOUND,

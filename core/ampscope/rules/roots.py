@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import (
+    DIVISIONS,
     Arrives,
     ForwardClass,
     RootOp,
@@ -11,13 +14,16 @@ from ampscope.analysis.root_op import (
     silent_suspects,
     swallowed,
 )
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import scaled_by_hand
 from ampscope.analysis.symptoms import LAGS, Symptom, lags, learns_slower
+from ampscope.numerics.formats import FORMATS
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
 
 HARM = frozenset(Symptom) - {Symptom.DIVERGED}
 LEARNING = frozenset({Symptom.BEHIND, Symptom.FROZEN})
+_DOMAINS = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "pow", "acos", "asin", "log1p"})
 LOST_SURELY = 0.5  # of the norm of what the infinity went into
 MIN_LOST = 8  # times
 
@@ -65,6 +71,8 @@ def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | 
         return passed(f"The root is {root.op.op}, which is of another kind.")
     if root.arrives is Arrives.GRADIENT and "where" in root.op.consumers:
         return passed("The infinite branch was discarded; only its gradient came back.")
+    if (lost := lost_before(evidence.baseline, root.op)) is not None:
+        return passed(f"What went into {root.op.op} was lost before, at {lost.line} ({lost.op}).")
     if evidence.fp32 is None:
         return inconclusive("Without the fp32 control AMP may be innocent.")
     if same_in_fp32(evidence, root.op):
@@ -72,6 +80,30 @@ def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | 
     if evidence.fp32_fails_first:
         return inconclusive("fp32 fails as early as half precision does.")
     return root
+
+
+def lost_before(run: RunView, op: BadOp) -> BadOp | None:
+    """The op without which ``op`` would have stayed finite, though its own result was finite: terms
+    that cancelled, where ``op`` has no value for the number left of them; a sum that stagnated,
+    where ``op`` divides by it and the true sum is large enough. None where there is none."""
+    name = op.op.rpartition(".")[2]
+    limit = FORMATS[op.dtype].max if op.dtype in FORMATS else math.inf
+    for lost in run.bad_ops:
+        if name not in lost.consumers or (lost.step, lost.id) >= (op.step, op.id):
+            continue
+        if lost.kind == "cancelled" and leaves_domain(op):
+            return lost
+        too_small = op.fp32_max is not None and op.fp32_max * (1 - (lost.error or 0.0)) <= limit
+        if lost.kind in ("coarse", "drift") and name in DIVISIONS and too_small:
+            return lost
+    return None
+
+
+def leaves_domain(op: BadOp) -> bool:
+    """Whether ``op`` gave NaN and no infinity for finite inputs: there its function has no value,
+    as a square root has none of a negative number. Nothing overflowed."""
+    name = op.op.rpartition(".")[2]
+    return name in _DOMAINS and op.nan > 0 and not (op.pos_inf or op.neg_inf)
 
 
 def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:

@@ -193,7 +193,8 @@ class ScriptRecorder:
             dataclasses.replace(
                 record,
                 reached_loss=record.id in self.steps.loss_taints,
-                reached_gradient=record.id in self.steps.gradients.taints
+                reached_gradient=record.reached_gradient
+                or record.id in self.steps.gradients.taints
                 or record.id in self.steps.replaced.taints,
             )
             for record in self.watch.records()

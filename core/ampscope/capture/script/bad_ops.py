@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from ampscope.capture.global_hooks import (
     FORWARD_PRE,
     Subscription,
 )
-from ampscope.capture.script import op_exact, op_facts, op_taint
+from ampscope.capture.script import cancellation, op_exact, op_facts, op_taint
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.script.op_taint import Provenance
@@ -32,6 +33,7 @@ from ampscope.source_lines import SourceLines, line_name, line_text
 NOWHERE = ("", 0)  # no line is known
 MAX_NODES = 50_000  # remembered nodes; a few steps of a large model
 MAX_BAD = 400
+_LEAVES = 1 << 63  # the nodes of parameters have the largest number there is
 MAX_WATCHERS = 4  # bad ops whose consumers one tensor leads to
 
 
@@ -126,6 +128,7 @@ class BadOps:
         self._first: dict[tuple[object, ...], int] = {}
         self._consumers: dict[int, list[str]] = {}
         self._lost: dict[int, tuple[int, float, str]] = {}  # by the number of an autograd node
+        self._cancelled: dict[int, int] = {}  # likewise
 
     def records(self) -> list[BadOp]:
         """All bad ops with the consumers that were seen."""
@@ -153,8 +156,42 @@ class BadOps:
         elif (bad := self._found[bad_id]).module_type and not bad.grad_enabled:
             self._lose(bad_id, error, place, returns=False)
 
+    def note_cancelled(
+        self, call: OpCall, out: Tensor, autocast: str, lost: cancellation.Cancelled
+    ) -> None:
+        """The difference ``out`` has lost what its terms were rounded off. Backward decides whether
+        the loss depends on it."""
+        bad_id = self.remember("cancelled", call, call.tensors, out, autocast, lost.error)
+        if bad_id is None:
+            return
+        bad = self._found[bad_id]
+        if bad.share is None or lost.share > bad.share:
+            chain = tuple(map(line_name, lost.places))
+            self._found[bad_id] = dataclasses.replace(
+                bad, share=lost.share, fp32_max=lost.largest, chain=chain
+            )
+        self.note_consumers_of(out, bad_id)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors):
+            # The node of a sum runs no op where it only hands the gradient on to its terms.
+            terms = [number for t in call.tensors for number in _nodes_behind(t)]
+            self._cancelled |= dict.fromkeys([_get_sequence_nr() - 1, *terms], bad_id)
+
+    def note_consumers_of(self, out: Tensor, bad_id: int | None) -> None:
+        """Ops that take ``out``, its newest result, are the bad op's consumers, up to
+        :data:`op_taint.CHAIN`."""
+        provenance = op_taint.provenance_of(out)
+        if bad_id is not None and self._found[bad_id].kind != "cancelled":
+            self._consumers.pop(bad_id, None)  # a running sum is taken by its own next addition
+        if provenance is not None and bad_id is not None and bad_id not in provenance.watchers:
+            provenance.watchers = (*provenance.watchers, bad_id)
+
     def gradient_through(self, node: Any) -> None:
         """Backward runs ``node``: what its forward op lost is lost to the loss."""
+        cancelled = self._cancelled.pop(node._sequence_nr(), None) if self._cancelled else None
+        if cancelled is not None:
+            self._found[cancelled] = dataclasses.replace(
+                self._found[cancelled], reached_gradient=True
+            )
         found = self._lost.pop(node._sequence_nr(), None) if self._lost else None
         if found is None:
             return
@@ -244,3 +281,14 @@ class BadOps:
             tracked=any(map(op_taint.is_learned, inputs)),
             index=op_facts.first_bad_index(out) if wanted else (),
         )
+
+
+def _nodes_behind(tensor: Tensor) -> Iterator[int]:
+    """Numbers of the autograd nodes that led to ``tensor``, nearest first, up to one that computes
+    its gradient."""
+    node = tensor.grad_fn
+    while node is not None and (number := node._sequence_nr()) < _LEAVES:
+        yield number
+        if not node.name().startswith(("AddBackward", "SubBackward", "RsubBackward")):
+            return
+        node = next((n for n, _ in node.next_functions if n is not None), None)

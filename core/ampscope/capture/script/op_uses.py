@@ -23,6 +23,7 @@ _WHOLE = frozenset({
     "_dyn_quant_matmul_4bit", "_scaled_mm", "_scaled_grouped_mm", "_scaled_mm_v2",
 })  # fmt: skip
 FIXED = "fixed_precision"  # the fact's name
+HALF_WHOLE = "half_whole"  # a cast of half to integers: how many beyond the format's, of how many
 _OWN_ARITHMETIC = Tensor.__torch_dispatch__
 
 Place = Callable[[], tuple[str, str]]
@@ -87,6 +88,8 @@ def _facts(
             yield "half_range", distinct, out.numel()
     elif name == "_to_copy" and is_half and tensors:
         yield from _cast_positions(tensors[0], out)
+    elif name == "_to_copy" and isinstance(out, Tensor) and tensors:
+        yield from _whole_out_of_half(tensors[0], out)
     elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
         largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
         error = largest * HALF_EPSILON[tensors[0].dtype]
@@ -118,6 +121,16 @@ def _cast_positions(source: Tensor, out: Tensor) -> Iterator[tuple[Any, ...]]:
         before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
         if after < before:
             yield "half_range", after, before
+
+
+def _whole_out_of_half(source: Tensor, out: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Labels, ids or indices that come out of a format without all of their values."""
+    is_whole = not out.is_floating_point() and not out.is_complex() and out.dtype != torch.bool
+    if not is_whole or source.dtype not in HALF_EPSILON or not out.numel() or is_learned(source):
+        return
+    beyond = source.float().abs()[torch.isfinite(source)] > 1 / HALF_EPSILON[source.dtype]
+    if count := int(beyond.sum()):
+        yield HALF_WHOLE, count, out.numel()
 
 
 def fixed_sentence(uses: Sequence[OpUse]) -> str:

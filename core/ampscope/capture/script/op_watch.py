@@ -27,7 +27,7 @@ from ampscope.capture.global_hooks import (
     a_step_runs,
 )
 from ampscope.capture.own_ops import own_ops
-from ampscope.capture.script import op_exact, op_facts, op_taint, running_sums
+from ampscope.capture.script import cancellation, op_exact, op_facts, op_taint, running_sums
 from ampscope.capture.script.bad_ops import BadOps, Origins
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.mode_sleep import ModeSleep
@@ -108,6 +108,7 @@ class OpWatch(StepListener):
         self._origins = Origins(paths, lines)
         self._bad = BadOps(self._origins)
         self._sums = running_sums.RunningSums()
+        self._cancellations = cancellation.Cancellations()
         self.reads = NonFiniteReads(self._bad, lines, self.taint_of)
         self._mode = _Mode(self)
         self._sleep = ModeSleep(self._mode)
@@ -216,6 +217,7 @@ class OpWatch(StepListener):
         """Optimizer step number ``step`` begins."""
         self._step = self._bad.step = step
         self._origins.new_step()
+        self._cancellations.new_step(step)
         self._read.clear()
 
     def records(self) -> list[BadOp]:
@@ -248,6 +250,8 @@ class OpWatch(StepListener):
         for tensor in results:
             tensor.__dict__[op_taint.PROVENANCE] = provenance
             tensor.__dict__.pop(op_taint.EXACT, None)  # of what an op in place has changed
+        if call.node is None and self._cancellations.looks and not self.in_optimizer:
+            self._note_cancellation(call, out)
         if call.node is not None:
             self._bad.gradient_through(call.node)
         self.reads.compared(call.tensors, results)
@@ -470,9 +474,18 @@ class OpWatch(StepListener):
         if op_facts.is_accumulation(call.func):
             error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
             if error is not None and error > INACCURATE_ERROR:
-                self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
+                bad_id = self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
+                self._bad.note_consumers_of(out, bad_id)
             return max(drift, error or 0.0)
         return drift
+
+    def _note_cancellation(self, call: OpCall, out: Any) -> None:
+        """cancelled: the terms of a sum agree so closely that their rounding is what is left."""
+        if isinstance(out, Tensor) and any(map(op_taint.is_learned, call.tensors)):
+            lost = self._cancellations.lost(call, out, self.lines.where)
+            if lost is not None:
+                self._bad.note_cancelled(call, out, self.autocast, lost)
+        self._cancellations.keep(call, out, self.lines.where)
 
     def _note_sum(self, call: OpCall, out: Tensor) -> float:
         """The relative error of a running sum so far."""
@@ -487,7 +500,8 @@ class OpWatch(StepListener):
             line = self.lines.where()
             drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
             if drift is not None and drift > INACCURATE_ERROR:
-                self._bad.remember("drift", call, call.tensors, out, self.autocast, drift)
+                bad_id = self._bad.remember("drift", call, call.tensors, out, self.autocast, drift)
+                self._bad.note_consumers_of(out, bad_id)
         return drift or 0.0
 
     def _not_finite(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
