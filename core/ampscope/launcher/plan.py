@@ -36,7 +36,8 @@ from ampscope.analysis.lifting import can_be_lifted, candidates, lift
 from ampscope.analysis.repeatability import wants_repeat
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
-from ampscope.control import BASELINE, COMPILED, REPEAT, SCALE_1, Control
+from ampscope.analysis.symptoms import Symptom
+from ampscope.control import BASELINE, COMPILED, NUDGED, REPEAT, SCALE_1, Control
 from ampscope.diagnosis import result
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run, wants_compiled
 from ampscope.diagnosis.cure import by_trials, comes_too_late, is_ambiguous, is_cured
@@ -122,11 +123,14 @@ def run_diagnosis(
                 diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
+        if diagnosis.symptoms == (Symptom.BEHIND,) and not diagnosis.findings:
+            plan.control(NUDGED)  # is that more than a single rounding leads to?
+            diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if diagnosis.symptoms and not diagnosis.findings and plan.lift_sites():
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
             if verify:
                 _hand_on(plan, diagnosis, started, hear)
-        if diagnosis.symptoms and not diagnosis.findings:
+        if diagnosis.symptoms and not diagnosis.findings and plan.wants_bf16():
             plan.control("bf16")
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
             if verify:
@@ -339,6 +343,10 @@ class DiagnosisPlan:
         fp32 = self.views.get("fp32")
         return fp32 is not None and wants_repeat(self.views[BASELINE], fp32)
 
+    def wants_bf16(self) -> bool:
+        """Whether a run in bf16 would be another one than the baseline."""
+        return not self.evidence.already_in_bf16
+
     def wants_frozen_scale(self) -> bool:
         """Every step was skipped at whatever scale, or the scale fell below 1, with a finite loss:
         are gradients finite at 1?"""
@@ -392,7 +400,8 @@ class DiagnosisPlan:
         known = self.known(first)[:MAX_FIX_RUNS]
         self.most_fixes = len(known)
         if first.rule.searches_modules:
-            self.most_fixes += 1 + ("bf16" not in known and not self.evidence.emulates_bf16)
+            tries_bf16 = not self.evidence.emulates_bf16 and self.wants_bf16()
+            self.most_fixes += 1 + ("bf16" not in known and tries_bf16)
             casts = casts_left_out(self.evidence)
             self.most_fixes += casts is not None and casts.controls[0] not in known
         self.most_fixes += sum(len(self.known(other)[:MAX_NEXT_RUNS]) for other in others)
@@ -433,7 +442,7 @@ class DiagnosisPlan:
         others_are_open = any(is_ambiguous(first, f, self.evidence) for f in diagnosis.findings[1:])
         has_others = len(diagnosis.findings) > 1
         none_cures = has_others and not any(t.cured for t in self.trials)
-        if not is_of_compilers and (others_are_open or none_cures):
+        if not is_of_compilers and (others_are_open or none_cures) and self.wants_bf16():
             self.control("bf16")  # it may cure another finding
         in_vain = all(t.cured is False for t in self.trials)
         is_quick = self.views[BASELINE].outcome.elapsed_s <= MAX_NEIGHBOUR_S
@@ -463,7 +472,7 @@ class DiagnosisPlan:
         where the GPU has bf16. Each once."""
         for fix in filter(None, (casts_left_out(self.evidence), result.USE_BF16)):
             (control,) = fix.controls
-            lacks = control == "bf16" and self.evidence.emulates_bf16
+            lacks = control == "bf16" and (self.evidence.emulates_bf16 or not self.wants_bf16())
             if lacks or any(t.control == control for t in self.trials):
                 continue
             with self._fix():
