@@ -19,6 +19,8 @@ TWINS = tuple(answer.twin for answer in ANSWERS if answer.twin is not None)
 ALL_SCRIPTS = (*(answer.script for answer in ANSWERS), *TWINS, *HEALTHY)
 # What causes.md lets ampscope apply; a claim of `appliable` needs at least one of them.
 APPLIABLE_KINDS = {
+    "rewrite_op",
+    "drop_cast",
     "use_bf16",
     "fp32_module",
     "add_scaler",

@@ -40,6 +40,7 @@ from ampscope.diagnosis.result import (
     under_policy,
 )
 from ampscope.errors import BadInput
+from ampscope.observations import HalfSite
 from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import by_cause
@@ -167,6 +168,7 @@ class _Conclusion:
     rank: int | None = None
     compiled: tuple[CompiledRun, ...] = ()
     results: tuple[ComparedResult, ...] = ()
+    sites: tuple[HalfSite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
