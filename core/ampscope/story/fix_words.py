@@ -374,7 +374,7 @@ def _unseen(report: DiagnosisResult, word: str) -> str:
     """What to say of the baseline run where a cause was found without a symptom; "" elsewhere."""
     if word != BASELINE or not report.diagnosis.findings:
         return ""
-    return "no symptom in these steps; the fault is in the script's calls"
+    return "none of the symptoms that are looked for; what is wrong is said above"
 
 
 def is_in_bf16(report: DiagnosisResult) -> bool:
