@@ -88,11 +88,11 @@ def _found(site: HalfSite | None, read: OpUse | None) -> Verdict:
     if site is not None:
         limit = exact_up_to(site.dtype)
         words.append(
-            f"Line {site.line} makes {site.dtype} of whole numbers up to"
+            f"Line {site.line} makes {site.dtype} of {'whole ' if site.whole else ''}numbers up to"
             f" {site.largest or 0.0:,.0f}; {site.dtype} holds every whole number up to"
             f" {limit:,.0f}."
         )
-        if site.merged:
+        if site.whole and site.merged:  # others round in any case
             left = site.distinct - site.merged
             words.append(f"Of {site.distinct:,} different ones {left:,} are left.")
             values.append(Measurement("different numbers left", left, site.distinct, BASELINE))
