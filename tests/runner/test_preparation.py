@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -482,3 +483,23 @@ def test_a_preparation_gives_the_same_numbers_whether_or_not_cuda_is_rehearsed(
     with stand_in(PROFILES[USUAL]) as device, arithmetic("rehearsal", device):
         assert torch.equal(prepared(), plain)
         assert torch.equal(prepared().cuda().cpu(), plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "may_come"),
+    [
+        ("args = TrainingArguments('out', bf16=True)", True),
+        ("def main():\n    return Accelerator(mixed_precision='fp16')", True),
+        ("trainer = Trainer(precision='16-mixed')", True),
+        ("print('training in fp32', end='')", False),
+    ],
+)
+def test_a_trainer_is_asked_for_half_by_a_word(
+    text: str, may_come: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "asks.py"
+    path.write_text(text)
+    module = types.ModuleType("asks")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "asks", module)
+    assert names_half(lambda code: code.co_filename == str(path)) is may_come

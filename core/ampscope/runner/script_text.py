@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib.util
+import itertools
 import linecache
 import os
 import runpy
@@ -58,6 +59,10 @@ def put_folder_first(workload: str) -> None:
 
 
 _HALF = frozenset({"autocast", "GradScaler", "half", "bfloat16", "float16"})
+# What trainers are asked by: ``bf16=True``, ``mixed_precision="fp16"``, ``precision="16-mixed"``.
+_ASKED = frozenset(
+    {"fp16", "bf16", "float16", "bfloat16", "16-mixed", "bf16-mixed", "16-true", "bf16-true"}
+)
 
 
 def names_half(is_user: Callable[[CodeType], bool]) -> bool:
@@ -73,9 +78,16 @@ def names_half(is_user: Callable[[CodeType], bool]) -> bool:
             if not is_user(compile("", file, "exec")):
                 continue
             code = compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
-            if any(_HALF & {*one.co_names} for one in _codes(code)):
+            if any(_HALF & {*one.co_names} or _ASKED & _words(one) for one in _codes(code)):
                 return True
     return False
+
+
+def _words(code: CodeType) -> set[str]:
+    """Texts among the constants of ``code``, and names by which it passes arguments."""
+    nested = (value for value in code.co_consts if type(value) is tuple)
+    constants = itertools.chain(code.co_consts, *nested)
+    return {value for value in constants if type(value) is str}
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
