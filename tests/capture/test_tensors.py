@@ -511,7 +511,9 @@ def told(use: Callable[[Tensor], object], make: Callable[[], Tensor]) -> str:
     try:
         result = use(make())
     except Exception as error:
-        return re.sub(r"\bj\d+", "j", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        text = re.sub(r"\bj\d+", "j", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        # torch prints the function that it found under the method's name.
+        return re.sub(r"<(?:function|method) \W*(?:Tensor\.)?(\w+)[^>]*>", r"\1", text)
     found = torch.utils._pytree.tree_leaves(result)
     words = " ".join(
         f"{type(r).__name__} {r.dtype} {_shape(r)}" if isinstance(r, Tensor) else repr(r)

@@ -255,7 +255,7 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_script_runs(
         ("lr:abc", "lr needs a positive number"),
         ("scale:nan", "scale needs a positive number"),
         ("fp32_modules", "fp32_modules needs a value, such as fp32_modules:encoder.0,head."),
-        ("", "There is no intervention ''. Use one of: as_is, fp32, bf16"),
+        ("", "There is no intervention ''. Use one of: as_is, repeat, fp32"),
         ("bf16;nonsense", "There is no intervention 'nonsense'."),
     ],
 )

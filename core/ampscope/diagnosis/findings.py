@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
@@ -23,6 +24,7 @@ from ampscope.rules.verdict import (
     Status,
     Verdict,
     not_applicable,
+    passed,
     place,
     replaced_words,
 )
@@ -63,6 +65,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         answers = tuple((rule, _at_last(rule, verdict, evidence)) for rule, verdict in answers)
     found = [(rule, verdict) for rule, verdict in answers if verdict.status is Status.FOUND]
     found = _by_site(sorted(found, key=lambda pair: pair[0].order), evidence)
+    answers = tuple(_told(answer, found) for answer in answers)
     findings = _with_replaced(_nested(found), evidence)
     findings = tuple(_without_casts(finding, evidence) for finding in findings)
     symptoms = tuple(sorted(evidence.symptoms))
@@ -93,22 +96,36 @@ def _without_a_control(evidence: Evidence) -> str:
     return text
 
 
-def _by_site(found: list[tuple[Rule, Verdict]], evidence: Evidence) -> list[tuple[Rule, Verdict]]:
+_Answer = tuple[Rule, Verdict]
+
+
+def _by_site(found: list[_Answer], evidence: Evidence) -> list[_Answer]:
     """Where lifting sites has shown which of them does the harm, causes whose evidence fits that
-    site come first. Where none does, the site is the cause, and the others stand behind it."""
+    site come first, and name it. Where none does, the site is the cause, and the others stand
+    behind it."""
     control = smallest_lift(evidence)
     if control is None:
         return found
-    fitting = [(r, v) for r, v in found if not r.is_of_site and _fits(v, control)]
-    first = fitting or [(r, v) for r, v in found if r.is_of_site]
-    return first + [(r, v) for r, v in found if not r.is_of_site and (r, v) not in first]
+    site = [pair for pair in found if pair[0].is_of_site]
+    named = [pair for pair in found if not pair[0].is_of_site]
+    fitting = [pair for pair in named if _fits(*pair, control)]
+    return [*(fitting or site), *(pair for pair in named if pair not in fitting)]
 
 
-def _fits(verdict: Verdict, control: str) -> bool:
+def _fits(rule: Rule, verdict: Verdict, control: str) -> bool:
     names = {*lifted(control)}
-    if {verdict.line, verdict.module} & names:
+    is_of_modules = Control(control).first.name == "fp32_modules"
+    if {verdict.line, verdict.module} & names or (is_of_modules and rule.searches_modules):
         return True
     return any({*lifted(own)} & names for own in verdict.fix.controls)
+
+
+def _told(answer: _Answer, first: Sequence[_Answer]) -> _Answer:
+    """A lifted site that a cause names is that cause's, and no answer of its own."""
+    rule, verdict = answer
+    if not rule.is_of_site or verdict.status is not Status.FOUND or answer in first:
+        return answer
+    return rule, passed(f"What harms at that site is named: {first[0][0].title}.")
 
 
 def _with_replaced(findings: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
