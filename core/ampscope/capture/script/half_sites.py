@@ -94,6 +94,15 @@ _PASSER = "__torch_function__"  # name of what passes a call on
 _PASSES = 12  # frames in which one does so
 _WHAT = "where numbers become half precision"
 
+_PLAIN = frozenset(
+    {Tensor, nn.Parameter, int, float, bool, list, tuple, str, type(None), torch.Size, torch.dtype,
+     torch.device}
+)  # fmt: skip
+_TORCHS = (
+    getattr(Tensor.__torch_function__, "__func__", None),
+    torch._C._disabled_torch_function_impl,
+)
+
 
 class HalfSites:
     """Listens inside :meth:`watching`; :meth:`records` gives the list."""
@@ -207,12 +216,16 @@ class HalfSites:
         given = 1 if name == "copy_" else 0  # which argument the numbers come from
         # What a call looks up is near: preparation may make hundreds of thousands of them.
         fp16, bf16, tensor, frame = torch.float16, torch.bfloat16, Tensor, sys._getframe
-        modes, closed = torch._C._len_torch_function_stack, self._closed
+        modes, closed, plain = torch._C._len_torch_function_stack, self._closed, _PLAIN
 
         def make(original: Any) -> Any:
             # The name passes on who asks, to a device that is stood in for.
             @functools.wraps(original)
             def __torch_function__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
+                known = not args or (type(args[0]) in plain and type(args[-1]) in plain)
+                if not known and any(map(_has_its_own, args)):
+                    with unpatched(owner, name):
+                        return original(*args, **kwargs)
                 result = original(*args, **kwargs)
                 if type(result) is not tensor or modes():
                     looks(original, args, kwargs, result)
@@ -698,6 +711,13 @@ def _sample(tensor: Tensor) -> Tensor | None:
 def _distinct(values: Tensor) -> int:
     ordered = values.sort().values
     return int((ordered[1:] != ordered[:-1]).sum()) + min(1, len(values))
+
+
+def _has_its_own(value: object) -> bool:
+    """Whether torch asks the class of ``value`` what a call does: it may look the function up in a
+    table of its own, as parameters without a shape do."""
+    asked = getattr(type(value), "__torch_function__", None)
+    return asked is not None and getattr(asked, "__func__", asked) not in _TORCHS
 
 
 def _cannot_look() -> bool:
