@@ -99,9 +99,12 @@ def _by_site(found: list[tuple[Rule, Verdict]], evidence: Evidence) -> list[tupl
     control = smallest_lift(evidence)
     if control is None:
         return found
-    fitting = [(r, v) for r, v in found if not r.is_of_site and _fits(v, control)]
+    named = [(r, v) for r, v in found if not r.is_of_site]
+    fitting = [(r, v) for r, v in named if _fits(v, control)]
+    if not fitting and Control(control).first.name == "fp32_modules":
+        fitting = [(r, v) for r, v in named if r.searches_modules]  # whose search has found these
     first = fitting or [(r, v) for r, v in found if r.is_of_site]
-    return first + [(r, v) for r, v in found if not r.is_of_site and (r, v) not in first]
+    return first + [pair for pair in named if pair not in first]
 
 
 def _fits(verdict: Verdict, control: str) -> bool:
