@@ -7,17 +7,25 @@ from dataclasses import replace
 from ampscope.observations import HalfSite, OpUse
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
+    BACKWARD,
+    DIRECT_STEP,
+    FALLING,
     FLAT,
     LINE,
     NAN,
     OVERFLOWED,
+    SCALE,
+    STEP,
     STEPS,
+    UPDATE,
+    ZERO,
     answers,
     bad_op,
     causes,
     diagnose,
     evidence,
     fp32_run,
+    log,
     run,
     status,
     steps,
@@ -100,6 +108,21 @@ def test_whole_numbers_that_stay_what_they_were_are_no_fault() -> None:
         replace(SITE, role="activations"),
     ):
         assert status("rounded_whole_numbers", evidence(run(steps(), site))) is Status.PASSED
+
+
+def test_whole_numbers_of_unknown_use_stand_behind_a_cause_that_is_seen() -> None:
+    """They are the cause where no other is, or where the training does without harm once they are
+    fp32; and none where that was tried in vain."""
+    site = replace(SITE, role="whole numbers")
+    baseline = run(steps(FLAT), site)
+    control = f"fp32_lines:{LINE}"
+    assert causes(diagnose(evidence(baseline))) == ["rounded_whole_numbers"]
+    beside = log([ZERO, SCALE, BACKWARD, STEP, DIRECT_STEP, UPDATE])
+    bypassed = diagnose(evidence(run(steps(FLAT), site, calls=beside)))
+    assert causes(bypassed) == ["scaler_bypassed"]
+    for losses, found in ((FALLING, Status.FOUND), (FLAT, Status.PASSED)):
+        tried = evidence(baseline, **{control: run(steps(losses), control=control)})
+        assert status("rounded_whole_numbers", tried) is found
 
 
 def test_ids_read_out_of_a_mixed_table_lead_to_where_it_became_half() -> None:

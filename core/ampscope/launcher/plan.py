@@ -352,10 +352,12 @@ class DiagnosisPlan:
         return wants_repeat(self.views[BASELINE], fp32)
 
     def wants_nudged(self, diagnosis: Diagnosis) -> bool:
-        """Whether all that is wrong may be what a single rounding leads to."""
-        by_chance = {*diagnosis.symptoms} <= {Symptom.BEHIND, Symptom.RESULTS}
-        is_open = bool(diagnosis.symptoms) and not diagnosis.findings
-        return is_open and by_chance and self.runs.can_apply(NUDGED)
+        """Whether all that is wrong may be what a single rounding leads to. Of results alone even a
+        cause that was found may say no more than that."""
+        seen = {*diagnosis.symptoms}
+        by_chance = seen and seen <= {Symptom.BEHIND, Symptom.RESULTS}
+        is_open = not diagnosis.findings or seen == {Symptom.RESULTS}
+        return bool(by_chance) and is_open and self.runs.can_apply(NUDGED)
 
     def wants_bf16(self) -> bool:
         """Whether a run in bf16 would be another one than the baseline."""
