@@ -84,6 +84,10 @@ def test_the_rate_that_is_left() -> None:
     (found,) = worse_results(view({}, lost), view({}, kept))
     assert (found.words, found.own, found.reference) == ("learning rate", 6e-9, 1e-3)
     assert not worse_results(view({}, kept), view({}, lost))
+    plateaus = but(kept, range(20, len(kept)), lr=1e-6)  # noise at the floor of the loss
+    assert not worse_results(view({}, plateaus), view({}, kept))
+    waits = but(kept, [len(kept) - 1], lr=0.0, skipped=True)
+    assert not worse_results(view({}, waits), view({}, kept))
 
 
 def test_losses_that_play_against_each_other_are_no_results() -> None:

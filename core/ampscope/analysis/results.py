@@ -31,7 +31,9 @@ MOVES = 0.8  # rank correlation with the order
 ALIKE = 0.25  # relative; the training's numbers begin alike in half and in fp32
 SAME_TIME = 0.15  # relative, of two runs that may have trained until the clock said so
 LEARNS_SHARE = 0.03  # of its first loss: what a control must have gained to show what is better
-LOST_RATE, SPENT_RATE = 0.01, 1e-3  # of the control's learning rate, of its highest
+# Of the control's learning rate, and of its highest. A schedule that waits for a plateau may have
+# come to three divisions by ten more.
+LOST_RATE, SPENT_RATE = 5e-4, 1e-3
 
 _LESS = {
     "loss", "losses", "error", "err", "errors", "mse", "rmse", "mae", "mape", "nll", "ppl", "bce",
