@@ -100,3 +100,11 @@ def test_a_cause_whose_evidence_fits_the_site_takes_its_place() -> None:
         control = "fp32_lines:train.py:7"
         healed = {control: run(steps(), control=control)}
         assert causes(diagnose(evidence(baseline, **healed)))[0] == first
+
+
+def test_modules_that_a_search_found_belong_to_the_finding_that_searched() -> None:
+    """The set may leave out the module that the finding names, and is no cause of its own."""
+    control = Control.of(fp32_modules=("a", "b"))
+    baseline = run(steps(FLAT, **OVERFLOWED), replace(ACTIVATION, module="c", line="train.py:30"))
+    made = evidence(baseline, **{control: run(steps(), control=control)})
+    assert causes(diagnose(made)) == ["activation_overflow"]

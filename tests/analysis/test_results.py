@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.results import worse_results
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.control import NUDGED
 from ampscope.diagnosis.load import judge_again, load_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Call, Observation, Outcome, Printed
@@ -63,6 +66,12 @@ def test_worse(words: str, own: list[float], fp32: list[float]) -> None:
         ("reward", [10, 60, 20, 70, 15, 5, 30, 9, 8, 7], [9, 50, 30, 60, 5, 25, 20, 70, 20, 9]),
         ("val loss", [1, 1.2, 1.4, 1.6, 1.8, 2.0], [1, 1.1, 1.2, 1.3, 1.4, 1.5]),  # overfits
         ("loss", [5.0], [NAN]),
+        ("val acc", [0.9, 0.95, 0.95, 0.95, 0.95], [0.9, 0.99, 0.99, 0.99, 0.99]),  # 2 of 50
+        ("mfu", [1.1, 1.2, 1.3, 1.4, 1.5], [3.0, 4.0, 5.0, 6.0, 7.0]),  # the machine's
+        ("cast error", [4e-4, 4e-4, 4e-4, 4e-4], [0.0, 0.0, 0.0, 0.0]),
+        # As long a training that prints by the clock, or whenever one is the best so far.
+        ("loss", [2.0, 1.8, 1.6, 1.4, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2], [2.0, 1.6, 1.2, 0.8, 0.4]),
+        ("best", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.1, 0.3, 0.5, 0.7, 0.8]),
     ],
 )
 def test_not_worse(words: str, own: list[float], fp32: list[float]) -> None:
@@ -75,6 +84,32 @@ def test_the_rate_that_is_left() -> None:
     (found,) = worse_results(view({}, lost), view({}, kept))
     assert (found.words, found.own, found.reference) == ("learning rate", 6e-9, 1e-3)
     assert not worse_results(view({}, kept), view({}, lost))
+    plateaus = but(kept, range(20, len(kept)), lr=1e-6)  # noise at the floor of the loss
+    assert not worse_results(view({}, plateaus), view({}, kept))
+    waits = but(kept, [len(kept) - 1], lr=0.0, skipped=True)
+    assert not worse_results(view({}, waits), view({}, kept))
+
+
+def test_losses_that_play_against_each_other_are_no_results() -> None:
+    both = [replace(a, optimizer=f"optimizer{a.step % 2}") for a in steps()]
+    losses, accuracies = {"g_loss": [1.0, 0.9]}, {"acc": [0.2]}
+    assert not worse_results(view(losses, both), view({"g_loss": [1.0, 0.3]}, both))
+    assert worse_results(view(accuracies, both), view({"acc": [0.9]}, both))
+
+
+def test_a_training_for_a_time_is_not_compared() -> None:
+    for took, beyond in ((61.0, False), (90.0, True)):
+        own, fp32 = view({"acc": [0.5]}), view({"acc": [0.9]})
+        own.outcome = Outcome("returned", steps=20, elapsed_s=took)
+        fp32.outcome = Outcome("returned", steps=30, elapsed_s=60.0)
+        assert bool(worse_results(own, fp32)) is beyond
+
+
+@pytest.mark.parametrize(("nudged", "is_wrong"), [(130.0, False), (198.0, True)])
+def test_a_result_is_held_against_what_one_rounding_leads_to(nudged: float, is_wrong: bool) -> None:
+    runs = {"as_is": 130.0, "fp32": 200.0, NUDGED: nudged}
+    views = {name: view({"reward": [20.0, 60.0, end]}) for name, end in runs.items()}
+    assert (Symptom.RESULTS in Evidence(views, "native").symptoms) is is_wrong
 
 
 def test_told_with_both_numbers_and_read_back(tmp_path: Path) -> None:

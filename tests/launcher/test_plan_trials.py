@@ -15,7 +15,7 @@ import pytest
 from ampscope import extensions
 from ampscope.analysis.precision_use import wants_cuda
 from ampscope.analysis.run_view import RunView
-from ampscope.control import Control
+from ampscope.control import NUDGED, Control
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
 from ampscope.diagnosis.cure import by_trials
 from ampscope.diagnosis.findings import Finding, diagnose
@@ -25,24 +25,32 @@ from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
 from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
-from ampscope.observations import BadOp, Observation, OpUse, Outcome
+from ampscope.observations import BadOp, Observation, OpUse, Outcome, Printed
 from ampscope.records import HALF_FROM, JUDGED_RANK, Machine, RunInfo, RunSpec, State
 from ampscope.rules.verdict import FIX_KINDS, FP32_TRAINING
 from ampscope.script_ends import ending
 from ampscope.store.reader import Reader
 from ampscope.story.fix_words import chosen, each_run, seen
 from tests.helpers.evidence_making import (
+    BACKWARD,
+    DIRECT_STEP,
     FALLING,
     FLAT,
     HEALTHY_FP32,
     OVERFLOWED,
+    SCALE,
+    STEP,
+    UPDATE,
     WITHOUT_SCALER,
+    ZERO,
     fp32_run,
+    log,
     run,
     scan,
     steps,
 )
 from tests.helpers.evidence_of_ops import ACTIVATION
+from tests.helpers.evidence_of_runs import TABLE
 from tests.helpers.hardware_reports import CPU_TORCH, CUDA_TORCH, report
 from tests.helpers.nvml_replay import H100
 
@@ -896,3 +904,41 @@ def test_bf16_is_not_run_where_it_can_cure_no_other_finding(
     report = _made(runs, monkeypatch)
     assert [f.cause for f in report.diagnosis.findings] == ["not_amp_divergence"]
     assert runs.made == ["as_is", "fp32", "lr:0.1", "lr:0.01", "lr:0.001"]
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_a_result_that_is_worse_is_held_against_one_rounding_where_that_can_be_run(
+    monkeypatch: pytest.MonkeyPatch, can: bool
+) -> None:
+    class Chaotic(Served):
+        def can_apply(self, control: str) -> bool:
+            return can or Control(control).first.name in ("fp32_modules", "bf16")
+
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
+            self.made.append(control)
+            reached = 200.0 if control == "fp32" else 130.0
+            said = Printed("reward", (20.0, 60.0, reached), (0, 1, 2))
+            view = HEALTHY_FP32 if "fp32" in control else run(steps())
+            return ScriptRun(cast(RunInfo, Info()), (*_observations(view), said), "")
+
+    runs = Chaotic([], False, ())
+    verdict = _made(runs, monkeypatch).diagnosis.verdict
+    assert (verdict, NUDGED in runs.made) == (("no_fault" if can else "inconclusive"), can)
+
+
+def test_a_cause_whose_fix_cannot_be_run_is_not_looked_for_in_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In fp32 no gradient leaves fp16's range, whatever is wrong with the scaler's calls."""
+
+    class Wrong(Served):
+        def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
+            self.made.append(control)
+            calls = log([ZERO, SCALE, BACKWARD, STEP, DIRECT_STEP, UPDATE])
+            view = HEALTHY_FP32 if control == "fp32" else run(steps(FLAT), calls=calls)
+            return ScriptRun(cast(RunInfo, Info()), (*_observations(view), TABLE), "")
+
+    runs = Wrong([], False, ())
+    report = _made(runs, monkeypatch)
+    assert report.diagnosis.findings[0].cause == "scaler_bypassed"
+    assert not [control for control in runs.made if "fp32_" in control]

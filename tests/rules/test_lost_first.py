@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampscope.observations import HalfSite, OpUse
+import pytest
+
+from ampscope.observations import HalfSite, OpUse, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
+    BACKWARD,
+    DIRECT_STEP,
+    FALLING,
     FLAT,
     LINE,
+    MODULE,
     NAN,
     OVERFLOWED,
+    SCALE,
+    STEP,
     STEPS,
+    UPDATE,
+    WITHOUT_SCALER,
+    ZERO,
     answers,
     bad_op,
     causes,
     diagnose,
     evidence,
     fp32_run,
+    log,
     run,
     status,
     steps,
@@ -44,10 +56,30 @@ def test_one_that_no_gradient_comes_back_through_explains_nothing() -> None:
     assert status("cancellation", evidence(run(steps(FLAT), unused))) is Status.PASSED
 
 
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [(FALLING, Status.LATENT), (FALLING[:5], Status.FOUND), (FLAT, Status.FOUND)],
+)
+def test_first_gradients_that_are_wrong_are_latent_where_the_training_keeps_up(
+    losses: tuple[float, ...], says: Status
+) -> None:
+    """In few steps, or where it does not learn, nothing clears them."""
+    made = {
+        sign: ParameterGradient(0, "optimizer0", "a.weight", 0, 64, 0, 0, None, (sign,) * 64)
+        for sign in (1.0, -1.0)
+    }
+    fp32 = fp32_run(steps(losses, **WITHOUT_SCALER), made[1.0])
+    wrong = evidence(run(steps(losses), LOST, made[-1.0]), fp32)
+    assert not wrong.symptoms
+    assert status("cancellation", wrong) is says
+
+
 def test_a_line_that_was_lifted_in_vain_is_not_the_cause() -> None:
     made = evidence(run(steps(FLAT), LOST))
     made.runs[f"fp32_lines:{LINE}"] = run(steps(FLAT))
     assert status("cancellation", made) is Status.PASSED
+    made.runs[f"fp32_modules:{MODULE}"] = run(steps())  # and the whole module heals
+    assert status("cancellation", made) is Status.FOUND
 
 
 def test_the_root_of_a_negative_number_is_the_cancellations() -> None:
@@ -100,6 +132,21 @@ def test_whole_numbers_that_stay_what_they_were_are_no_fault() -> None:
         replace(SITE, role="activations"),
     ):
         assert status("rounded_whole_numbers", evidence(run(steps(), site))) is Status.PASSED
+
+
+def test_whole_numbers_of_unknown_use_stand_behind_a_cause_that_is_seen() -> None:
+    """They are the cause where no other is, or where the training does without harm once they are
+    fp32; and none where that was tried in vain."""
+    site = replace(SITE, role="whole numbers")
+    baseline = run(steps(FLAT), site)
+    control = f"fp32_lines:{LINE}"
+    assert causes(diagnose(evidence(baseline))) == ["rounded_whole_numbers"]
+    beside = log([ZERO, SCALE, BACKWARD, STEP, DIRECT_STEP, UPDATE])
+    bypassed = diagnose(evidence(run(steps(FLAT), site, calls=beside)))
+    assert causes(bypassed) == ["scaler_bypassed"]
+    for losses, found in ((FALLING, Status.FOUND), (FLAT, Status.PASSED)):
+        tried = evidence(baseline, **{control: run(steps(losses), control=control)})
+        assert status("rounded_whole_numbers", tried) is found
 
 
 def test_ids_read_out_of_a_mixed_table_lead_to_where_it_became_half() -> None:

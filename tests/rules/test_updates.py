@@ -118,8 +118,8 @@ def test_gradients_that_the_script_asks_for_are_compared_with_those_of_fp32(
 @pytest.mark.parametrize(
     ("facts", "losses", "says"),
     [
-        ({"zeroed": 900}, FALLING, Status.FOUND),
-        ({"zeroed": 200}, FALLING, Status.LATENT),
+        ({"zeroed": 900}, FALLING, Status.LATENT),  # a log's, for example
+        ({"zeroed": 900}, FLAT, Status.FOUND),
         ({"zeroed": 200}, FLAT, Status.FOUND),
         ({"zeroed": 10}, FLAT, Status.PASSED),
         ({"zeroed": 900, "role": "activations"}, FLAT, Status.PASSED),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from ampscope.analysis.repeatability import beyond_floor
+from ampscope.analysis.repeatability import FLOOR, beyond_floor
+from ampscope.analysis.results import are_beyond
 from ampscope.analysis.root_op import RootOp, root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms, symptoms_of_control
@@ -47,14 +48,19 @@ class Evidence:
 
     @cached_property
     def symptoms(self) -> frozenset[Symptom]:
-        """What is wrong with the baseline run. A loss that falls less than in fp32 is nothing where
-        one rounding, or a second run, carries the training as far."""
+        """What is wrong with the baseline run. A loss that falls less than in fp32, and a result
+        that is worse, are nothing where one rounding carries the training as far."""
         found = symptoms(self.baseline, self.fp32)
         nudged = self.runs.get(NUDGED)
-        if nudged is None or self.fp32 is None or Symptom.BEHIND not in found:
+        if nudged is None or self.fp32 is None:
             return found
-        is_chance = beyond_floor(self.baseline, self.fp32, nudged) is False
-        return found - {Symptom.BEHIND} if is_chance else found
+        runs = self.baseline, self.fp32, nudged
+        chance = set[Symptom]()
+        if Symptom.BEHIND in found and beyond_floor(*runs) is False:
+            chance.add(Symptom.BEHIND)
+        if Symptom.RESULTS in found and not are_beyond(*runs, FLOOR):
+            chance.add(Symptom.RESULTS)
+        return found - chance
 
     @cached_property
     def fp32_symptoms(self) -> frozenset[Symptom]:

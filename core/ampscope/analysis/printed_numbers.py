@@ -50,7 +50,7 @@ _WARNING = re.compile(r"\w*Warning: ")
 _TRACEBACK = "Traceback (most recent call last):"
 _CLOCK = re.compile(
     r"(?<![a-z])(?:time|runtime|elapsed|eta|duration|seconds?|secs?|speed|throughput|fps|memory|mem"
-    r"|vram|rss|pid|port|per[_ ]second|date|it/s)(?![a-z])",
+    r"|vram|rss|pid|port|per[_ ]second|date|mfu|latency|wall|tps|ips|\w+/s|ms(?!-))(?![a-z])",
     re.IGNORECASE,
 )
 _LEVEL = re.compile(r"\b(?:INFO|DEBUG|WARNING|ERROR|CRITICAL)\b")

@@ -28,8 +28,12 @@ MIN_COURSE = 5  # values that show in which direction a number moves
 MIN_SCATTER = 4  # values that show how far they scatter
 OF_A_MEDIAN = 1.48  # standard deviations of normal numbers in their median distance
 MOVES = 0.8  # rank correlation with the order
+ALIKE = 0.25  # relative; the training's numbers begin alike in half and in fp32
+SAME_TIME = 0.15  # relative, of two runs that may have trained until the clock said so
 LEARNS_SHARE = 0.03  # of its first loss: what a control must have gained to show what is better
-LOST_RATE, SPENT_RATE = 0.01, 1e-3  # of the control's learning rate, of its highest
+# Of the control's learning rate, and of its highest. A schedule that waits for a plateau may have
+# come to three divisions by ten more.
+LOST_RATE, SPENT_RATE = 5e-4, 1e-3
 
 _LESS = {
     "loss", "losses", "error", "err", "errors", "mse", "rmse", "mae", "mape", "nll", "ppl", "bce",
@@ -42,6 +46,7 @@ _MORE = {
     "rouge", "ndcg", "hits", "top", "top1", "top5", "correct", "kappa", "mcc", "pearson", "win",
     "spearman", "snr", "sdr", "accuracies",
 }  # fmt: skip
+_LOSSES = {"loss", "losses"}
 _PERCENT = {"acc", "accuracy", "accuracies", "f1", "recall", "precision", "top", "map", "miou"}
 # No result, whatever stands beside it.
 _NONE = {
@@ -89,6 +94,10 @@ def compared_results(run: RunView, control: RunView) -> list[ComparedResult]:
     """All numbers that both runs printed behind the same words and that may be results; and the
     learning rate, where the run has lost it."""
     known = {printed.words: printed.values for printed in control.printed}
+    same_steps = len(run.steps) == len(control.steps)
+    plays = len({a.optimizer for a in control.steps}) > 1
+    if _trains_by_the_clock(run, control):
+        return []
     apart = bool(difference(run, control))
     learns = _learns(control)
     start = abs(control.head_loss or 0.0)
@@ -98,12 +107,31 @@ def compared_results(run: RunView, control: RunView) -> list[ComparedResult]:
         parts = set(_PARTS.findall(printed.words))
         if not count or parts & _NONE or not parts:
             continue
+        if same_steps and len(printed.values) != len(known[printed.words]):
+            continue  # printed at other steps: by the clock, or whenever one is the best so far
         own, reference = printed.values[:count], known[printed.words][:count]
         better = _better(parts, reference if learns else ())
+        if plays and parts & _LOSSES:
+            better = UNKNOWN  # the losses of several optimizers play against each other
+        if not parts & (_LESS | _MORE) and not _begin_alike(own[0], reference[0]):
+            better = UNKNOWN  # it may be the machine's: a speed, a share of its peak
         ends = _end(own), _end(reference)
         beyond = _is_beyond(own, reference, better, parts, start, apart=apart)
         found.append(ComparedResult(printed.words, *ends, better, beyond))
     return found + _learning_rate(run, control)
+
+
+def _trains_by_the_clock(run: RunView, control: RunView) -> bool:
+    """Whether both seem to have trained for a time: both came to their ends, at once, and the run
+    made fewer steps."""
+    own, reference = run.outcome, control.outcome
+    if not (run.ended_itself and control.ended_itself) or own.steps >= reference.steps:
+        return False
+    return abs(own.elapsed_s - reference.elapsed_s) < SAME_TIME * reference.elapsed_s
+
+
+def _begin_alike(own: float, reference: float) -> bool:
+    return abs(own - reference) <= ALIKE * max(abs(own), abs(reference))
 
 
 def _better(parts: set[str], course: Sequence[float]) -> int:
@@ -176,12 +204,25 @@ def _scatter(values: Sequence[float]) -> float:
     return OF_A_MEDIAN * statistics.median(abs(s - usual) for s in steps) / math.sqrt(2)
 
 
+def are_beyond(run: RunView, control: RunView, other: RunView, times: float) -> bool:
+    """Whether some of :func:`worse_results` is worse by more than ``times`` the distance of
+    ``other`` from the control: that is the control with one rounding more, and its distance is
+    chance. What ``other`` did not report counts as worse."""
+    known = {one.words: one.own for one in compared_results(other, control)}
+    return any(
+        not abs(one.own - one.reference)
+        <= times * abs(known.get(one.words, one.reference) - one.reference)
+        for one in worse_results(run, control)
+    )
+
+
 def shares(
     own: Sequence[float], reference: Sequence[float], better: int, start: float = 0.0,
     *, in_percent: bool = False,
 ) -> tuple[float, float]:  # fmt: skip
     """How much worse ``own`` ends: as a share of what is left to its best, and as a share of the
-    control's whole course to its end.
+    control's whole course to its end; of a number with a highest value, of all up to that: a few
+    of a hundred samples are chance, however good the first epoch was.
 
     The best is 0 for numbers of which less is better and that are not negative; 1, or 100 where
     they may be ``in_percent``, for shares of which more is better. Without such an end both are of
@@ -203,8 +244,10 @@ def shares(
         whole = whole or max(abs(ends[0]), abs(ends[1]))
         return (worse / whole, worse / whole) if whole else (0.0, 0.0)
     left = abs(best - ends[0])
-    if not whole:
-        whole = max(left, abs(best - ends[1]), start) if better == LESS else best
+    if better == MORE:
+        whole = best
+    elif not whole or len(set(reference)) == 1:
+        whole = max(left, abs(best - ends[1]), start)
     return (worse / left if left else 0.0), (worse / whole if whole else 0.0)
 
 
@@ -216,6 +259,7 @@ def _learning_rate(run: RunView, control: RunView) -> list[ComparedResult]:
     own, reference = run.steps[count - 1], control.steps[count - 1]
     highest = max(step.lr for step in control.steps[:count])
     is_spent = reference.lr <= SPENT_RATE * highest
-    if own.optimizer != reference.optimizer or is_spent or own.lr >= LOST_RATE * reference.lr:
+    is_other = own.optimizer != reference.optimizer or own.skipped  # a schedule that waits, too
+    if is_other or is_spent or own.lr >= LOST_RATE * reference.lr:
         return []
     return [ComparedResult("learning rate", own.lr, reference.lr, MORE, beyond=True)]

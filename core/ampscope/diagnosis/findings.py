@@ -108,14 +108,15 @@ def _by_site(found: list[_Answer], evidence: Evidence) -> list[_Answer]:
         return found
     site = [pair for pair in found if pair[0].is_of_site]
     named = [pair for pair in found if not pair[0].is_of_site]
-    fitting = [pair for pair in named if _fits(*pair, control)]
+    fitting = [pair for pair in named if _fits(pair[1], control)]
+    if not fitting and Control(control).first.name == "fp32_modules":
+        fitting = [pair for pair in named if pair[0].searches_modules]  # whose search found these
     return [*(fitting or site), *(pair for pair in named if pair not in fitting)]
 
 
-def _fits(rule: Rule, verdict: Verdict, control: str) -> bool:
+def _fits(verdict: Verdict, control: str) -> bool:
     names = {*lifted(control)}
-    is_of_modules = Control(control).first.name == "fp32_modules"
-    if {verdict.line, verdict.module} & names or (is_of_modules and rule.searches_modules):
+    if {verdict.line, verdict.module} & names:
         return True
     return any({*lifted(own)} & names for own in verdict.fix.controls)
 

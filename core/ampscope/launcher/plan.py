@@ -123,8 +123,8 @@ def run_diagnosis(
                 diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
-        if diagnosis.symptoms == (Symptom.BEHIND,) and not diagnosis.findings:
-            plan.control(NUDGED)  # is that more than a single rounding leads to?
+        if plan.wants_nudged(diagnosis):
+            plan.control(NUDGED)
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
         if diagnosis.symptoms and not diagnosis.findings and plan.lift_sites():
             diagnosis = diagnosis_with_compiled_run(plan.evidence)
@@ -139,9 +139,15 @@ def run_diagnosis(
             plan.prefetch(plan.known(diagnosis.findings[0])[:MAX_FIX_RUNS])
             plan.try_fixes(diagnosis.findings[0])
             diagnosis = plan.ranked_by_trials(diagnosis)
-            if not any(t.cured for t in plan.trials) and plan.lift_sites():
-                diagnosis = diagnosis_with_compiled_run(plan.evidence)
-                plan.try_fixes(diagnosis.findings[0])
+            # Where no fix can be run, nothing speaks against the cause.
+            if plan.trials and all(t.cured is False for t in plan.trials):
+                is_site = plan.lift_sites()
+                # Some rules take back a cause whose fix was run in vain.
+                diagnosis = by_trials(diagnosis_with_compiled_run(plan.evidence), plan.evidence)
+                if not diagnosis.findings:
+                    plan.trials.clear()
+                elif is_site:
+                    plan.try_fixes(diagnosis.findings[0])
         return _report(plan, diagnosis, started)
 
 
@@ -341,7 +347,17 @@ class DiagnosisPlan:
         """Whether the unchanged script has to run twice, before what differs at the beginning of
         its fp32 control can be laid to chance or to half precision."""
         fp32 = self.views.get("fp32")
-        return fp32 is not None and wants_repeat(self.views[BASELINE], fp32)
+        if fp32 is None or not self.runs.can_apply(REPEAT):
+            return False
+        return wants_repeat(self.views[BASELINE], fp32)
+
+    def wants_nudged(self, diagnosis: Diagnosis) -> bool:
+        """Whether all that is wrong may be what a single rounding leads to. Of results alone even a
+        cause that was found may say no more than that."""
+        seen = {*diagnosis.symptoms}
+        by_chance = seen and seen <= {Symptom.BEHIND, Symptom.RESULTS}
+        is_open = not diagnosis.findings or seen == {Symptom.RESULTS}
+        return bool(by_chance) and is_open and self.runs.can_apply(NUDGED)
 
     def wants_bf16(self) -> bool:
         """Whether a run in bf16 would be another one than the baseline."""

@@ -5,7 +5,7 @@ What it detects
     of the norm is not what fp32 makes of the same inputs: `elu(x) + 1`, `1 - sigmoid(x)`, squared
     distances as |a|² + |b|² - 2ab, a variance as E[x²] - E[x]². The ops that made the terms are
     computed again in fp32. Only where gradients come back through it and the training suffers, or
-    its first gradients are not fp32's.
+    its first gradients are not fp32's; latent where the training then learns as fp32's does.
 
 Why it matters
     The subtraction itself is exact, so no op looks inaccurate and nothing overflows; features are
@@ -23,9 +23,11 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.gradient_loss import WRONG, gradient_error
-from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.analysis.symptoms import Symptom, learns_slower, progress, symptoms
 from ampscope.control import BASELINE, Control
 from ampscope.observations import BadOp
 from ampscope.rules.roots import lost_before
@@ -42,6 +44,7 @@ from ampscope.rules.verdict import (
 
 LOST = 0.3  # of the norm of the result; or
 SHARE = 1 / 3  # of its elements
+TELLING = 20  # losses, before a training that learns as fp32 does clears first gradients
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -63,11 +66,20 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The training does not suffer from what differences lose.")
     op = max(found, key=lambda b: (b.step == 0, b.share or 0.0))
     controls = _controls(op)
-    for control in controls:
-        lifted = evidence.runs.get(control)
-        if lifted is not None and evidence.symptoms & symptoms(lifted, evidence.fp32):
-            return passed(f"{control} leaves the symptoms as they are.")
-    return _found(op, harm, controls)
+    lifted = [evidence.runs[control] for control in controls if control in evidence.runs]
+    if lifted and all(evidence.symptoms & symptoms(run, evidence.fp32) for run in lifted):
+        return passed("With its lines or its module in fp32 the symptoms are as they are.")
+    verdict = _found(op, harm, controls)
+    is_latent = not evidence.symptoms and _keeps_up(evidence)
+    return replace(verdict, status=Status.LATENT) if is_latent else verdict
+
+
+def _keeps_up(evidence: Evidence) -> bool:
+    """Whether fp32 learns in enough steps to tell, and the script no slower."""
+    run, fp32 = evidence.baseline, evidence.fp32
+    if fp32 is None or len(fp32.losses) < TELLING:
+        return False
+    return (progress(fp32) or 0.0) > 0 and not learns_slower(run, fp32)
 
 
 def _harm(evidence: Evidence) -> Measurement | None:

@@ -66,10 +66,10 @@ def check(evidence: Evidence) -> Verdict:
     lost = max(evidence.lost_share, late_zero_share(run) - late_zero_share(fp32))
     dead = dead_parameters(run, fp32)
     share = f"{max(lost, 0.0):.1%} of the gradient entries are zero here and not in fp32"
-    if not dead and lost < LOST:
-        return _asked_for(evidence, fp32) or _cast_away(evidence, fp32) or passed(f"{share}.")
     if evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
+    if not dead and lost < LOST:
+        return _asked_for(evidence, fp32) or _cast_away(evidence, fp32) or passed(f"{share}.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
     counted = next(iter(run.own_gradients), None)
@@ -120,7 +120,7 @@ def _asked_for(evidence: Evidence, fp32: RunView) -> Verdict | None:
 
 def _cast_away(evidence: Evidence, fp32: RunView) -> Verdict | None:
     """Of gradients that the script itself casts to fp16, in a hook or in its optimizer, after the
-    backward pass has kept them."""
+    backward pass has kept them. Whether a step uses the copy is not known: it may be a log's."""
     casts = [
         site
         for site in evidence.baseline.sites
@@ -134,7 +134,7 @@ def _cast_away(evidence: Evidence, fp32: RunView) -> Verdict | None:
     lost = worst.zeroed / worst.elements
     reason = f"The cast of gradients to fp16 at line {worst.line} makes zero of {lost:.1%} of them."
     values = (Measurement("lost in the cast", lost, LOST, BASELINE, worst.step),)
-    if lost <= LOST_SURELY and not _is_harmed(evidence, lost, fp32):
+    if not _is_harmed(evidence, lost, fp32):
         return latent(f"{reason} The loss falls as in fp32 so far.", DROP, *values)
     return Verdict(
         Status.FOUND,

@@ -40,8 +40,17 @@ NAMED = frozenset({"labels", "whole numbers"})  # roles in which whole numbers a
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found where rounded whole numbers come with harm; latent where they are used and none is
-    seen."""
+    """Found where rounded labels or indices come with harm, latent where none is seen; others found
+    where the training does without harm once they are fp32."""
+    return _judged(evidence)
+
+
+def last_resort(evidence: Evidence) -> Verdict:
+    """The same, and others found as well where no other cause explains the symptoms."""
+    return _judged(evidence, is_open=True)
+
+
+def _judged(evidence: Evidence, *, is_open: bool = False) -> Verdict:
     run = evidence.baseline
     read = run.use(READ)
     rounded = [s for s in run.sites if s.whole and s.role in NAMED and (s.changed or s.merged)]
@@ -55,6 +64,8 @@ def check(evidence: Evidence) -> Verdict:
     found = _found(site, read)
     lifted = [view for name in found.fix.controls if (view := evidence.runs.get(name))]
     in_vain = any(evidence.symptoms & symptoms(view, evidence.fp32) for view in lifted)
+    if not is_used and (in_vain or not (is_open or lifted)):
+        return passed("Whole numbers were rounded to half; nothing shows that they do the harm.")
     # A number that is not finite comes of another fault.
     if not evidence.symptoms or evidence.root is not None or in_vain:
         return replace(found, status=Status.LATENT)
@@ -132,6 +143,7 @@ RULE = Rule(
     "fell onto one another.",
     check=check,
     needs=(BASELINE, "fp32"),
+    last_resort=last_resort,
     order=34,
     explains=("low_precision_constants",),
 )

@@ -12,9 +12,10 @@ Why it matters
     optimizer's step and weights that are swapped in do not show.
 
 Blind spots
-    Copies that were made before the training began, and those in compiled code. Copies that no
-    gradient goes through, which may be meant to lag behind. Half models whose fp32 weights lie in
-    one flat tensor, and half weights that belong to no module.
+    Copies that were made before the training began, and those in compiled code. Copies of one or
+    two steps before, as where the losses of a GAN share a region. Copies that no gradient goes
+    through, which may be meant to lag behind. Half models whose fp32 weights lie in one flat
+    tensor, and half weights that belong to no module.
 
 Remedy
     Enter autocast for each forward pass, and close it before the weights change.
@@ -42,7 +43,8 @@ def check(evidence: Evidence) -> Verdict:
     use = max(uses, key=_steps)
     after = max(run.outcome.steps - use.step, 1)
     share = min(_steps(use) / after, 1.0)
-    is_harmful = share >= OFTEN or bool(evidence.symptoms)
+    suffers = bool(evidence.symptoms) and evidence.root is None  # an overflow is another fault's
+    is_harmful = share >= OFTEN or suffers
     return Verdict(
         Status.FOUND if is_harmful else Status.LATENT,
         _reason(use),

@@ -26,6 +26,7 @@ from ampscope.capture.user_objects import IdMap, parameters, parameters_of
 from ampscope.observations import STALE_CACHED, STALE_KEPT, STALE_MODEL, OpUse
 
 SAMPLED = 64  # numbers of a weight that are compared
+DELAYED = 2  # steps; two losses in one region, with a step between, learn as delayed ones do
 LOOKS = 8  # uses of a copy within one step that are looked at: a recurrent cell has many
 PAIRED = 4  # first steps of optimizers at which copies in half models are looked for
 ALIKE = 1e-5  # distance of two gradients of length 1 that are the same; half rounds by 2^-9
@@ -42,13 +43,14 @@ class Region:
 class WeightCopy:
     """The half copy of a weight: some of its numbers, and where it was made."""
 
-    __slots__ = ("_weight", "line", "looks", "numbers", "region", "step")
+    __slots__ = ("_weight", "first", "line", "looks", "numbers", "region", "step")
 
     def __init__(self, weight: Tensor, copy: Tensor, region: Region | None, line: str) -> None:
         self._weight = weakref.ref(weight)
         self.numbers = evenly(copy, SAMPLED).clone()
         self.region = region  # that autocast may keep it in
         self.line = line
+        self.first = -1  # the step that it was made in
         self.step, self.looks = -1, 0  # the step in which it was looked at last, and how often
 
     @property
@@ -100,13 +102,15 @@ class StaleCopies:
     ) -> None:
         """An op took the copy: is it still one of the weight?"""
         if copy.step < 0:  # the op that it was made for
-            copy.step = step
+            copy.first = copy.step = step
             return
         copy.looks = copy.looks + 1 if copy.step == step else 0
         copy.step = step
         is_cached = copy.region is not None and copy.region == region
         # A copy that the script holds may be meant to lag behind where nothing is learned from it.
         if copy.looks >= LOOKS or not (is_cached or torch.is_grad_enabled()):
+            return
+        if 0 < step - copy.first <= DELAYED:
             return
         with own_ops():
             distance = copy.distance()
