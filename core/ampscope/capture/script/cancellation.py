@@ -22,10 +22,9 @@ from torch import Tensor
 
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.op_facts import OpCall
-from ampscope.capture.script.op_taint import PASSES_ON, is_learned, is_parameter
+from ampscope.capture.script.op_taint import MADE, PASSES_ON, is_learned, is_parameter
 from ampscope.capture.tensors import HALF, all_finite, version
 
-MADE = "_ampscope_made"  # the mark on a tensor: the number of the op that made it
 FIRST_STEPS = 3  # all of them are looked at; later ones at powers of two
 LOOKS = 6  # at one line; half of them at one step
 LINES = 64  # at which terms were computed again
