@@ -23,13 +23,13 @@ from torch import Tensor
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.script.op_taint import MADE, PASSES_ON, is_learned, is_parameter
-from ampscope.capture.tensors import HALF, all_finite, version
+from ampscope.capture.tensors import HALF, all_finite, holds_numbers, version
 
 FIRST_STEPS = 3  # all of them are looked at; later ones at powers of two
 LOOKS = 6  # at one line; half of them at one step
 LINES = 64  # at which terms were computed again
-MAX_NUMEL = 1 << 22  # of one result
-MAX_KEPT = 1 << 25  # elements of results whose making is known at a time
+MAX_NUMEL = 1 << 22  # of one result, and of what it was made of besides parameters
+MAX_KEPT = 1 << 25  # elements of these that are held at a time
 DEPTH = 10  # ops looked back
 SMALL = 1 / 16  # of its larger term: a result below it may have lost most of its digits
 AGREE = 8.0  # roundings of the larger term: terms whose exact difference is smaller agree closely
@@ -98,9 +98,13 @@ class Cancellations:
             return
         known = {id(t): n for t in call.tensors if (n := self._number_of(t)) is not None}
         is_half = out.dtype in HALF or any(t.dtype in HALF for t in call.tensors)
-        if not (known or is_half) or not 0 < out.numel() <= MAX_NUMEL or out.is_sparse:
+        if not (known or is_half) or not out.numel() or out.is_sparse:
             return
         if torch.Tag.nondeterministic_seeded in call.func.tags:
+            return
+        # The script may be about to let go of any of them; a result may be much smaller.
+        sizes = [out.numel(), *(t.numel() for t in call.tensors if not is_parameter(t))]
+        if max(sizes) > MAX_NUMEL:
             return
         made = {key: self._made[number] for key, number in known.items()}
         if call.name in _HEAVY:
@@ -130,10 +134,10 @@ class Cancellations:
         held(out)  # what is written into it later was not made so
         self._number += 1
         self._made[self._number] = _Made(
-            call.func, args, kwargs, parents, tuple(kept), depth, is_cast, place(), out.numel()
+            call.func, args, kwargs, parents, tuple(kept), depth, is_cast, place(), sum(sizes)
         )
         out.__dict__[MADE] = self._number
-        self._kept += out.numel()
+        self._kept += sum(sizes)
         while self._kept > MAX_KEPT:
             self._kept -= self._made.pop(next(iter(self._made))).numel
 
@@ -234,6 +238,8 @@ class Cancellations:
         known[number] = None
         made = self._made.get(number)
         if made is None or any(version(t) != then for t, then in made.versions):
+            return None
+        if not all(holds_numbers(t) for t, _ in made.versions):  # a storage that was freed since
             return None
         if only is not None and made.place != only and made.func._opname not in _CASTS:
             return None
