@@ -351,3 +351,22 @@ def test_no_mark_is_written_into_a_checkpoint(listening: Listening) -> None:
     torch.save(torch.full((4,), 2.0, dtype=torch.bfloat16), plain)
     torch.save((torch.ones(4, dtype=torch.bfloat16) + 1), marked)
     assert marked.getvalue() == plain.getvalue()
+
+
+def test_an_object_of_the_scripts_is_read_once(listening: Listening) -> None:
+    class Readings:
+        reads = 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, place: int) -> float:
+            self.reads += 1
+            return (0.1, 0.2)[place]
+
+    plain = Readings()
+    torch._C._VariableFunctions.tensor(plain, dtype=torch.float16)
+    line = here() + 1
+    torch.tensor(heard := Readings(), dtype=torch.float16)
+    assert heard.reads == plain.reads
+    assert [site.elements for site in listening.at(line)] == [0]

@@ -86,6 +86,8 @@ _MADE = ("tensor", "as_tensor", "asarray", "scalar_tensor", "full", "arange", "l
 _MADE_OF = ("new_tensor", "new_full", "new_zeros", "new_ones", "new_empty")
 _CONVERTED = ("tensor", "as_tensor", "asarray", "new_tensor")
 _READ = ("from_numpy", "from_dlpack", "frombuffer")
+_PLAIN_ARGUMENTS = (bool, int, float, list, tuple, range, type(None), str, torch.Size, torch.dtype,
+                    torch.device, torch.layout)  # fmt: skip
 _UNSET = ("zeros", "empty", "rand", "randn", "randint", "new_zeros", "new_empty", "empty_strided",
           "zeros_like", "empty_like", "rand_like", "randn_like", "randint_like")  # fmt: skip
 # What ampscope computes, and what torch.cuda tries out, is none of the script's.
@@ -292,7 +294,8 @@ class HalfSites:
             return
         role = "" if name in _UNSET else "data" if is_array else "constants"
         before = None
-        if name in _VALUED and result.numel() <= ELEMENTS and type(result) in PLAIN:
+        is_known = all(map(_may_be_read_twice, (*args, *kwargs.values())))
+        if name in _VALUED and is_known and result.numel() <= ELEMENTS and type(result) in PLAIN:
             kept = {k: v for k, v in kwargs.items() if k not in ("requires_grad", "out")}
             before = functools.partial(original, *args, **{**kept, "dtype": torch.float64})
         self._heard("made", op, role, before, result)
@@ -705,6 +708,12 @@ def _sample(tensor: Tensor) -> Tensor | None:
         return None
     flat = numbers.reshape(-1)
     return flat[:: max(1, -(-len(flat) // ELEMENTS))].to("cpu", copy=True)
+
+
+def _may_be_read_twice(argument: Any) -> bool:
+    """An argument of a constructor that is no object of the user's own."""
+    kind = type(argument)
+    return kind in _PLAIN_ARGUMENTS or kind.__module__ == "numpy" or isinstance(argument, Tensor)
 
 
 def _distinct(values: Tensor) -> int:
