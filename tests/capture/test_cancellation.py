@@ -3,6 +3,7 @@ small differences that are what they should be."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -149,6 +150,8 @@ def test_what_a_script_lets_go_of_is_not_held_to_the_end_of_its_step(
     monkeypatch.setattr(cancellation, "MAX_NUMEL", 1_000)
     monkeypatch.setattr(cancellation, "MAX_KEPT", 10_000)
     held: list[StorageWeakRef] = []
+    gc.collect()
+    gc.disable()
     with watched() as seen:
         seen.watch.new_step(0)
         for size in [900] * 40 + [2_000] * 40:
@@ -156,6 +159,7 @@ def test_what_a_script_lets_go_of_is_not_held_to_the_end_of_its_step(
             held.append(StorageWeakRef(part.untyped_storage()))
             part.mean()
         alive = [not storage.expired() for storage in held]
+    gc.enable()
     assert sum(alive[40:]) <= 1  # the last, which is in use
     assert 1 < sum(alive[:40]) <= 10_000 // 900
 

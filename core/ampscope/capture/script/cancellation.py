@@ -112,26 +112,15 @@ class Cancellations:
         made = {key: one for key, one in made.items() if one.depth < DEPTH}
         parents: dict[int, int] = {}
         kept: list[tuple[Tensor, int]] = []
-
-        def held(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(map(held, value))
-            if not isinstance(value, Tensor):
-                return value
-            alias = value.detach()  # holds the numbers, and not the graph that made them
-            kept.append((alias, version(alias)))
-            if id(value) in made:
-                parents[id(alias)] = known[id(value)]
-            return alias
-
-        args = tuple(map(held, call.args))
-        kwargs = {k: held(v) for k, v in call.kwargs.items()}
+        numbers = {key: known[key] for key in made}
+        args = tuple(_held(a, numbers, parents, kept) for a in call.args)
+        kwargs = {k: _held(v, numbers, parents, kept) for k, v in call.kwargs.items()}
         depth = 1 + max((one.depth for one in made.values()), default=0)
         is_cast = call.name in _CASTS and len(made) == len(known)
         is_cast = is_cast and all(one.is_cast for one in made.values())
         if call.name in PASSES_ON:
             depth -= 1
-        held(out)  # what is written into it later was not made so
+        _held(out, {}, parents, kept)  # what is written into it later was not made so
         self._number += 1
         self._made[self._number] = _Made(
             call.func, args, kwargs, parents, tuple(kept), depth, is_cast, place(), sum(sizes)
@@ -270,6 +259,22 @@ class Cancellations:
                     return kept.dtype
             waiting += made.parents.values() if made is not None else ()
         return None
+
+
+def _held(
+    value: Any, numbers: dict[int, int], parents: dict[int, int], kept: list[tuple[Tensor, int]]
+) -> Any:
+    """``value`` with other tensors of the same numbers. No function inside :meth:`keep`: one that
+    calls itself would hold them until the next garbage collection."""
+    if isinstance(value, list | tuple):
+        return type(value)(_held(v, numbers, parents, kept) for v in value)
+    if not isinstance(value, Tensor):
+        return value
+    alias = value.detach()  # holds the numbers, and not the graph that made them
+    kept.append((alias, version(alias)))
+    if id(value) in numbers:
+        parents[id(alias)] = numbers[id(value)]
+    return alias
 
 
 def _terms(call: OpCall) -> tuple[Any, Any, float] | None:
