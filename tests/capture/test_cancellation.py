@@ -3,13 +3,16 @@ small differences that are what they should be."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
+from ampscope.capture.script import cancellation
 from ampscope.observations import BadOp
 from tests.helpers.script_watching import watched
 
@@ -139,3 +142,36 @@ def test_numbers_written_over_since_are_not_taken_for_what_was_computed() -> Non
         return 1 - h
 
     assert not _seen(written_over)
+
+
+def test_what_a_script_lets_go_of_is_not_held_to_the_end_of_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cancellation, "MAX_NUMEL", 1_000)
+    monkeypatch.setattr(cancellation, "MAX_KEPT", 10_000)
+    held: list[StorageWeakRef] = []
+    gc.collect()
+    gc.disable()
+    with watched() as seen:
+        seen.watch.new_step(0)
+        for size in [900] * 40 + [2_000] * 40:
+            part = torch.randn(size).half()
+            held.append(StorageWeakRef(part.untyped_storage()))
+            part.mean()
+        alive = [not storage.expired() for storage in held]
+    gc.enable()
+    assert sum(alive[40:]) <= 1  # the last, which is in use
+    assert 1 < sum(alive[:40]) <= 10_000 // 900
+
+
+def test_a_storage_that_was_freed_is_not_read() -> None:
+    with watched() as seen:
+        seen.watch.new_step(0)
+        layer, x = nn.Linear(16, 16), torch.randn(4, 16)
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            h = layer(x) + 50
+            mean, square = h.mean(-1), h.pow(2).mean(-1)
+            h.untyped_storage().resize_(0)
+            difference = square - mean.pow(2)
+        assert not seen.watch.failures.note
+    assert difference.isfinite().all()

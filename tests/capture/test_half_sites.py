@@ -327,3 +327,46 @@ def test_all_is_put_back() -> None:
         assert torch.zeros is not before[1]
     assert (torch.Tensor.half, torch.zeros, torch.Tensor.view) == before
     assert "half" not in vars(Tensor)
+
+
+def test_controls_know_a_cast_that_is_listened_to() -> None:
+    def moved(control: str) -> Tensor:
+        found = Listening()
+        with applied(control), found.recorder.watching():
+            return torch.full((4,), 0.3).bfloat16().float()
+
+    assert not torch.equal(moved("fp32;nudged"), moved("fp32"))
+
+    found = Listening()
+    with applied("fresh_casts"), found.recorder.watching():
+        weight = nn.Parameter(torch.full((4,), 0.5))
+        own = weight.bfloat16()
+        weight.grad = torch.ones(4)
+        torch.optim.SGD([weight], 0.25).step()
+    assert own.tolist() == [0.25] * 4
+
+
+def test_no_mark_is_written_into_a_checkpoint(listening: Listening) -> None:
+    plain, marked = io.BytesIO(), io.BytesIO()
+    torch.save(torch.full((4,), 2.0, dtype=torch.bfloat16), plain)
+    torch.save((torch.ones(4, dtype=torch.bfloat16) + 1), marked)
+    assert marked.getvalue() == plain.getvalue()
+
+
+def test_an_object_of_the_scripts_is_read_once(listening: Listening) -> None:
+    class Readings:
+        reads = 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, place: int) -> float:
+            self.reads += 1
+            return (0.1, 0.2)[place]
+
+    plain = Readings()
+    torch._C._VariableFunctions.tensor(plain, dtype=torch.float16)
+    line = here() + 1
+    torch.tensor(heard := Readings(), dtype=torch.float16)
+    assert heard.reads == plain.reads
+    assert [site.elements for site in listening.at(line)] == [0]

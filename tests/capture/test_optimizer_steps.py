@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from ampscope.capture.script import optimizer_steps
-from ampscope.capture.script.optimizer_facts import lr_of
+from ampscope.capture.script.optimizer_facts import WrittenState, lr_of
 from ampscope.store.codec import decode_observation, encode_observation
 from tests.helpers.script_watching import batch, scaler, small_net, train, watched
 
@@ -570,3 +570,14 @@ def test_rmsprop_that_begins_from_zeros_has_lost_nothing() -> None:
     with watched() as seen:
         train(model, optimizer, scaler(), steps=2)
     assert [a.written_in for a in seen.steps.records] == ["", ""]
+
+
+def test_a_state_of_inference_tensors_has_no_version_and_no_failure() -> None:
+    weight = nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+    with torch.inference_mode():
+        optimizer.state[weight]["momentum_buffer"] = torch.linspace(0.1, 0.9, 64).half().float()
+    states = WrittenState()
+    assert states.before_step(optimizer, "optimizer0")["written_in"] == "fp16"
+    states.after_step(optimizer, "optimizer0")
+    assert states.before_step(optimizer, "optimizer0") == {}

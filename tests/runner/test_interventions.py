@@ -316,6 +316,49 @@ def test_a_line_in_fp32_leaves_its_own_casts_out() -> None:
     assert x.half().dtype is torch.float16
 
 
+# Each writes into memory that the script goes on to use, or asks for the tensor itself.
+_WRITES: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda p: p.detach().__setitem__(1, 5.0),
+    "out": lambda p: torch.add(p.detach(), 1.0, out=p.detach()),
+    "data": lambda p: p.data.add_(torch.ones(4)),
+    "view": lambda p: p.data.view(2, 2).mul_(3.0),
+    "slice": lambda p: p.data[1:3].add_(1.0),
+    "chunk": lambda p: p.data.chunk(2)[0].fill_(5.0),
+    "list": lambda p: torch._foreach_add_([p.data], 1.0),
+    "bits": lambda p: p.data.view(torch.int16).zero_(),
+    "copy": lambda p: p.data.copy_(torch.full((4,), 7.0)),
+    "gradient": lambda p: p.grad.mul_(0.25),  # type: ignore[union-attr]
+    "set gradient": lambda p: setattr(p, "grad", p.grad * 0.5),  # type: ignore[operator]
+    "clip": lambda p: nn.utils.clip_grad_norm_([p], 1.0),
+    "asked": lambda p: setattr(p, "grad", torch.autograd.grad((p * 3).sum(), p)[0]),
+    "hook": lambda p: (p.register_hook(lambda g: g * 2), (p * 2).sum().backward()),
+    "running statistics": lambda p: nn.functional.batch_norm(
+        torch.ones(8, 4).half(), p.data, p.data.clone(), training=True, momentum=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WRITES)
+def test_what_a_line_in_fp32_writes_is_written(name: str) -> None:
+    write = _WRITES[name]
+    first = write.__code__.co_firstlineno
+    numbers = {n for _, _, n in write.__code__.co_lines() if n is not None} | {first}
+    lines = ",".join(f"{Path(__file__).name}:{n}" for n in numbers)
+    left = []
+    for control in ("as_is", f"fp32_lines:{lines}"):
+        p = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float16))
+        p.grad = torch.ones(4, dtype=torch.float16)
+        before = p.detach().clone(), p.grad.clone()
+        with applied(control, str(Path(__file__).parent)) as missing:
+            write(p)
+        assert not set().union(*missing)
+        assert p.grad is not None
+        left.append((p.detach(), p.grad))
+        assert not all(map(torch.equal, before, left[-1]))
+    assert all(map(torch.equal, *left))
+    assert {t.dtype for t in left[1]} == {torch.float16}
+
+
 def _line() -> int:
     """Number of the caller's line."""
     return sys._getframe(1).f_lineno

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.tensors import AUTOCAST_KINDS, HALF, floating_tensors
+from ampscope.capture.tensors import AUTOCAST_KINDS, HALF, floating_tensors, version
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.control import BASELINE, COMPILED, REPEAT, TAPS, Control, list_changes
 from ampscope.patches import Patches, within
@@ -370,8 +370,8 @@ class _Fp32Lines(_Replace):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if not self.applies():
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if not self.applies() or name in _AS_THEY_ARE:
             try:
                 return func(*args, **kwargs)
             except RuntimeError as error:
@@ -379,25 +379,53 @@ class _Fp32Lines(_Replace):
                 if dtype is None:
                     raise
                 return func(*_narrow(args, dtype), **_narrow(kwargs, dtype))
-        name = getattr(func, "__name__", "")
+        copies: list[_Wide] = []
+        wide = _widen(args, copies), _widen(kwargs, copies)
         with _autocast_off():
-            if not name.endswith("_") or name.endswith("__") or name in _NO_NUMBERS:
-                if name in _NO_NUMBERS:
-                    return func(*args, **kwargs)
-                return super().__torch_function__(func, types, _widen(args), _widen(kwargs))
-            target = args[0] if args else None
-            if not isinstance(target, Tensor) or target.dtype not in HALF:
-                return func(*args, **kwargs)
-            wide = target.float()  # a change in place is made in fp32, and rounded once
-            func(wide, *_widen(args[1:]), **_widen(kwargs))
-            return target.copy_(wide)
+            made = super().__torch_function__(func, types, *wide)
+        any_written = False
+        for copy in copies:
+            is_written = version(copy.numbers) != copy.version
+            if not is_written and name in _WRITES_UNCOUNTED:
+                is_written = bool((copy.numbers != copy.of).any())
+            if is_written:  # in fp32, and rounded once
+                copy.of.copy_(copy.numbers)
+                made = copy.of if made is copy.numbers else made
+                any_written = True
+        if any_written or not copies or within(func) in _CASTS:
+            return made
+        if _memory(made) & _memory([copy.numbers for copy in copies]):
+            return func(*args, **kwargs)  # a view, through which the script may write
+        return made
 
 
-# Methods named as if they changed numbers in place.
-_NO_NUMBERS = frozenset(
-    {"requires_grad_", "detach_", "rename_", "set_", "resize_", "share_memory_", "record_stream",
-     "retain_grad", "copy_"}
+class _Wide(NamedTuple):
+    """An fp32 copy of a half tensor, and its version before anything wrote to it."""
+
+    numbers: Tensor
+    of: Tensor
+    version: int
+
+
+# What these do, they do to the tensor itself and not to its numbers; ``copy_`` rounds anyway.
+_AS_THEY_ARE = frozenset(
+    {"__get__", "__set__", "__delete__", "requires_grad_", "detach_", "rename_", "set_", "resize_",
+     "share_memory_", "record_stream", "retain_grad", "copy_", "backward", "grad", "register_hook",
+     "register_post_accumulate_grad_hook", "data_ptr", "storage", "untyped_storage", "numpy",
+     "element_size", "view", "__deepcopy__", "__reduce_ex__"}
 )  # fmt: skip
+_WRITES_UNCOUNTED = ("batch_norm", "instance_norm")  # running statistics
+_CASTS = frozenset(
+    map(
+        within, (Tensor.half, Tensor.bfloat16, Tensor.float, Tensor.to, Tensor.type, Tensor.type_as)
+    )
+)
+
+
+def _memory(value: object) -> set[int]:
+    """Which pieces of memory the tensors in ``value`` lie in."""
+    strided = (t for t in floating_tensors(value) if t.layout is torch.strided)
+    return {t.untyped_storage()._cdata for t in strided}
 
 
 def _one_half(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -416,18 +444,22 @@ def _autocast_off() -> Iterator[None]:
         yield
 
 
-def _widen(value: Any) -> Any:
+def _widen(value: Any, copies: list[_Wide] | None = None) -> Any:
+    """``value`` with its half tensors in fp32; these are added to ``copies``."""
     if isinstance(value, torch.dtype):  # of a cast
         return torch.float32 if value in HALF else value
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in HALF else value
+    if isinstance(value, Tensor) and value.dtype in HALF:
+        wide = value.float()
+        if copies is not None:
+            copies.append(_Wide(wide, value, version(wide)))
+        return wide
     if isinstance(value, tuple):
-        moved = [_widen(v) for v in value]
+        moved = [_widen(v, copies) for v in value]
         return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
     if isinstance(value, list):
-        return [_widen(v) for v in value]
+        return [_widen(v, copies) for v in value]
     if isinstance(value, dict):
-        return {k: _widen(v) for k, v in value.items()}
+        return {k: _widen(v, copies) for k, v in value.items()}
     return value
 
 

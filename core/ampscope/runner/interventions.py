@@ -23,7 +23,7 @@ from ampscope.capture.script.stale_copies import copied_weights
 from ampscope.capture.tensors import HALF
 from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.capture.user_objects import groups_of, parameters_of
-from ampscope.patches import Patches
+from ampscope.patches import Patches, within
 
 INITIAL_SCALE = 65536.0  # GradScaler's own
 
@@ -322,7 +322,7 @@ class _KeptCopies(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func in _CASTS and isinstance(made, Tensor) and made.dtype in HALF:
+        if within(func) in _CASTS and isinstance(made, Tensor) and made.dtype in HALF:
             weight = args[0]
             if weight.dtype is torch.float32 and weight.is_leaf and weight.requires_grad:
                 self.add([(made, weight)])

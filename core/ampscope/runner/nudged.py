@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.tensors import HALF
-from ampscope.patches import Patches
+from ampscope.patches import Patches, within
 from ampscope.policy.autocast_lists import CUDA_LISTS
 
 # About half the spacing of numbers, relative to the larger ones of a power of two.
@@ -67,7 +67,7 @@ class _Nudged(TorchFunctionMode):
         region = self._regions[-1] if self._regions else None
         if region in _STEPS and getattr(func, "__name__", "") in _CAST_OPS:
             args = self._with_one_moved(args, region)
-        asked = _METHODS.get(func) or next(
+        asked = _METHODS.get(within(func)) or next(
             (a for a in (*args, *kwargs.values()) if type(a) is torch.dtype and a in HALF), None
         )
         result = func(*args, **kwargs)

@@ -22,15 +22,14 @@ from torch import Tensor
 
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.op_facts import OpCall
-from ampscope.capture.script.op_taint import PASSES_ON, is_learned, is_parameter
-from ampscope.capture.tensors import HALF, all_finite, version
+from ampscope.capture.script.op_taint import MADE, PASSES_ON, is_learned, is_parameter
+from ampscope.capture.tensors import HALF, all_finite, holds_numbers, version
 
-MADE = "_ampscope_made"  # the mark on a tensor: the number of the op that made it
 FIRST_STEPS = 3  # all of them are looked at; later ones at powers of two
 LOOKS = 6  # at one line; half of them at one step
 LINES = 64  # at which terms were computed again
-MAX_NUMEL = 1 << 22  # of one result
-MAX_KEPT = 1 << 25  # elements of results whose making is known at a time
+MAX_NUMEL = 1 << 22  # of one result, and of what it was made of besides parameters
+MAX_KEPT = 1 << 25  # elements of these that are held at a time
 DEPTH = 10  # ops looked back
 SMALL = 1 / 16  # of its larger term: a result below it may have lost most of its digits
 AGREE = 8.0  # roundings of the larger term: terms whose exact difference is smaller agree closely
@@ -99,9 +98,13 @@ class Cancellations:
             return
         known = {id(t): n for t in call.tensors if (n := self._number_of(t)) is not None}
         is_half = out.dtype in HALF or any(t.dtype in HALF for t in call.tensors)
-        if not (known or is_half) or not 0 < out.numel() <= MAX_NUMEL or out.is_sparse:
+        if not (known or is_half) or not out.numel() or out.is_sparse:
             return
         if torch.Tag.nondeterministic_seeded in call.func.tags:
+            return
+        # The script may be about to let go of any of them; a result may be much smaller.
+        sizes = [out.numel(), *(t.numel() for t in call.tensors if not is_parameter(t))]
+        if max(sizes) > MAX_NUMEL:
             return
         made = {key: self._made[number] for key, number in known.items()}
         if call.name in _HEAVY:
@@ -109,32 +112,21 @@ class Cancellations:
         made = {key: one for key, one in made.items() if one.depth < DEPTH}
         parents: dict[int, int] = {}
         kept: list[tuple[Tensor, int]] = []
-
-        def held(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(map(held, value))
-            if not isinstance(value, Tensor):
-                return value
-            alias = value.detach()  # holds the numbers, and not the graph that made them
-            kept.append((alias, version(alias)))
-            if id(value) in made:
-                parents[id(alias)] = known[id(value)]
-            return alias
-
-        args = tuple(map(held, call.args))
-        kwargs = {k: held(v) for k, v in call.kwargs.items()}
+        numbers = {key: known[key] for key in made}
+        args = tuple(_held(a, numbers, parents, kept) for a in call.args)
+        kwargs = {k: _held(v, numbers, parents, kept) for k, v in call.kwargs.items()}
         depth = 1 + max((one.depth for one in made.values()), default=0)
         is_cast = call.name in _CASTS and len(made) == len(known)
         is_cast = is_cast and all(one.is_cast for one in made.values())
         if call.name in PASSES_ON:
             depth -= 1
-        held(out)  # what is written into it later was not made so
+        _held(out, {}, parents, kept)  # what is written into it later was not made so
         self._number += 1
         self._made[self._number] = _Made(
-            call.func, args, kwargs, parents, tuple(kept), depth, is_cast, place(), out.numel()
+            call.func, args, kwargs, parents, tuple(kept), depth, is_cast, place(), sum(sizes)
         )
         out.__dict__[MADE] = self._number
-        self._kept += out.numel()
+        self._kept += sum(sizes)
         while self._kept > MAX_KEPT:
             self._kept -= self._made.pop(next(iter(self._made))).numel
 
@@ -236,6 +228,8 @@ class Cancellations:
         made = self._made.get(number)
         if made is None or any(version(t) != then for t, then in made.versions):
             return None
+        if not all(holds_numbers(t) for t, _ in made.versions):  # a storage that was freed since
+            return None
         if only is not None and made.place != only and made.func._opname not in _CASTS:
             return None
         instead = {
@@ -265,6 +259,22 @@ class Cancellations:
                     return kept.dtype
             waiting += made.parents.values() if made is not None else ()
         return None
+
+
+def _held(
+    value: Any, numbers: dict[int, int], parents: dict[int, int], kept: list[tuple[Tensor, int]]
+) -> Any:
+    """``value`` with other tensors of the same numbers. No function inside :meth:`keep`: one that
+    calls itself would hold them until the next garbage collection."""
+    if isinstance(value, list | tuple):
+        return type(value)(_held(v, numbers, parents, kept) for v in value)
+    if not isinstance(value, Tensor):
+        return value
+    alias = value.detach()  # holds the numbers, and not the graph that made them
+    kept.append((alias, version(alias)))
+    if id(value) in numbers:
+        parents[id(alias)] = numbers[id(value)]
+    return alias
 
 
 def _terms(call: OpCall) -> tuple[Any, Any, float] | None:

@@ -86,6 +86,8 @@ _MADE = ("tensor", "as_tensor", "asarray", "scalar_tensor", "full", "arange", "l
 _MADE_OF = ("new_tensor", "new_full", "new_zeros", "new_ones", "new_empty")
 _CONVERTED = ("tensor", "as_tensor", "asarray", "new_tensor")
 _READ = ("from_numpy", "from_dlpack", "frombuffer")
+_PLAIN_ARGUMENTS = (bool, int, float, list, tuple, range, type(None), str, torch.Size, torch.dtype,
+                    torch.device, torch.layout)  # fmt: skip
 _UNSET = ("zeros", "empty", "rand", "randn", "randint", "new_zeros", "new_empty", "empty_strided",
           "zeros_like", "empty_like", "rand_like", "randn_like", "randint_like")  # fmt: skip
 # What ampscope computes, and what torch.cuda tries out, is none of the script's.
@@ -265,6 +267,12 @@ class HalfSites:
                 return
             if not result.numel():
                 return
+            site = self._closed.get((id(caller.f_code), caller.f_lasti))
+            if site is not None:
+                given = args[op == "Tensor.copy_" :][:1]
+                if not (isinstance(given and given[0], Tensor) and given[0].dtype is result.dtype):
+                    site.calls += 1
+                return
             if caller.f_code.co_name == _PASSER and _is_passed_on(caller):
                 return  # the wrapper that the script called hears it
             if caller.f_code.co_filename.startswith(_OTHERS) and not self._lines.is_user(
@@ -299,7 +307,8 @@ class HalfSites:
             return
         role = "" if name in _UNSET else "data" if is_array else "constants"
         before = None
-        if name in _VALUED and result.numel() <= ELEMENTS and type(result) in PLAIN:
+        is_known = all(map(_may_be_read_twice, (*args, *kwargs.values())))
+        if name in _VALUED and is_known and result.numel() <= ELEMENTS and type(result) in PLAIN:
             kept = {k: v for k, v in kwargs.items() if k not in ("requires_grad", "out")}
             before = functools.partial(original, *args, **{**kept, "dtype": torch.float64})
         self._heard("made", op, role, before, result)
@@ -444,8 +453,7 @@ class HalfSites:
 
     def _apply(self, original: Any, module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
         applies = self._here.applies
-        root = applies[0].module if applies else module
-        applies.append(_Apply(module, root, fn))
+        applies.append(_Apply(module, applies[0] if applies else None, fn))
         try:
             return original(module, fn, *args, **kwargs)
         finally:
@@ -558,24 +566,31 @@ class _Here(threading.local):
 
 
 class _Apply:
-    """A module whose own tensors are about to be changed, within that of ``root``."""
+    """A module whose own tensors are about to be changed, within that of ``outermost``."""
 
-    def __init__(self, module: nn.Module, root: nn.Module, fn: Any) -> None:
+    def __init__(self, module: nn.Module, outermost: _Apply | None, fn: Any) -> None:
         self.module = module
         self.op = str(getattr(fn, "__qualname__", "")).partition(".<locals>")[0] or "Module._apply"
-        self._root = root
+        self._outermost = outermost
+        self._paths: dict[int, str] | None = None  # of the outermost: by id of a module inside
         self._named: dict[int, tuple[str, str]] | None = None
 
     def role_of(self, tensor: Tensor) -> tuple[str, str]:
         """ "weights" or "buffers" and the dotted name below the outermost module; the rest are
         gradients."""
         if self._named is None:
-            path = next((p for p, m in modules(self._root) if m is self.module), "")
+            path = (self._outermost or self).paths().get(id(self.module), "")
             own: list[tuple[str, str, Tensor]] = []
             own += [("weights", *held) for held in own_parameters(self.module)]
             own += [("buffers", *held) for held in own_buffers(self.module)]
             self._named = {_address(t): (role, _joined(path, name)) for role, name, t in own}
         return self._named.get(_address(tensor), ("gradients", ""))
+
+    def paths(self) -> dict[int, str]:
+        """Dotted names of the modules inside, which the call keeps alive."""
+        if self._paths is None:
+            self._paths = {id(m): path for path, m in modules(self.module)}
+        return self._paths
 
 
 class _Cast:
@@ -706,6 +721,12 @@ def _sample(tensor: Tensor) -> Tensor | None:
         return None
     flat = numbers.reshape(-1)
     return flat[:: max(1, -(-len(flat) // ELEMENTS))].to("cpu", copy=True)
+
+
+def _may_be_read_twice(argument: Any) -> bool:
+    """An argument of a constructor that is no object of the user's own."""
+    kind = type(argument)
+    return kind in _PLAIN_ARGUMENTS or kind.__module__ == "numpy" or isinstance(argument, Tensor)
 
 
 def _distinct(values: Tensor) -> int:

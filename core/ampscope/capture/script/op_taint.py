@@ -22,6 +22,7 @@ from ampscope.capture.tensors import has_own_memory
 
 PROVENANCE = "_ampscope_provenance"
 EXACT = "_ampscope_exact"  # what fp32 would have had: op_exact.Exact
+MADE = "_ampscope_made"  # the number of the op that made it: cancellation.Cancellations
 FOREIGN = -1  # the taint of what came with the data or a parameter
 INTENDED = -2  # of a constant that was written on purpose: the -inf of a mask
 MAX_TAINTS = 1_024  # pieces of memory marked at once; those that are freed go first
@@ -146,8 +147,8 @@ def producers(tensor: Tensor) -> tuple[str, ...]:
 
 def unmark(tensor: Tensor) -> None:
     """Take the marks off."""
-    tensor.__dict__.pop(PROVENANCE, None)
-    tensor.__dict__.pop(EXACT, None)
+    for mark in (PROVENANCE, EXACT, MADE):
+        tensor.__dict__.pop(mark, None)
 
 
 def is_learned(tensor: Tensor) -> bool:

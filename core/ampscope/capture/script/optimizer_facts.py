@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampscope.capture.tensors import HALF, are_finite, fetch, holds_numbers, plain, readable
+from ampscope.capture.tensors import (
+    HALF,
+    are_finite,
+    fetch,
+    holds_numbers,
+    plain,
+    readable,
+    version,
+)
 from ampscope.capture.user_objects import groups_of, state_of
 from ampscope.numerics.formats import FORMATS, dtype_name
 
@@ -97,7 +105,7 @@ class WrittenState:
 
 def _marks(held: list[tuple[Tensor, dict[str, Any]]]) -> tuple[tuple[int, int, int], ...]:
     tensors = (v for _, state in held for v in state.values() if isinstance(v, Tensor))
-    return tuple((id(v), v._version, v.data_ptr()) for v in tensors if _is_of_interest(v))
+    return tuple((id(v), version(v), v.data_ptr()) for v in tensors if _is_of_interest(v))
 
 
 def _written(held: list[tuple[Tensor, dict[str, Any]]]) -> dict[str, Any]:
