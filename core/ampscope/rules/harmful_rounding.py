@@ -87,10 +87,11 @@ def _rounds(site: HalfSite) -> str:
 
 
 def _measured(site: HalfSite) -> tuple[Measurement, ...]:
+    merged = site.merged if site.whole or few_are_left(site) else 0
     found = [Measurement(f"{plural(site.calls, 'call')}, elements looked at", site.elements)]
     for name, value in (
         ("became zero", site.zeroed), ("became infinite", site.infinite),
-        ("fell onto another", site.merged),
+        ("fell onto another", merged),
     ):  # fmt: skip
         if value:
             found.append(Measurement(name, value, 0, BASELINE, site.step))
