@@ -7,8 +7,9 @@ import struct
 from dataclasses import replace
 
 import pytest
+import torch
 
-from ampscope.analysis.lifting import candidates, lift, lifted, lost, parted, smallest_lift
+from ampscope.analysis.lifting import PARTED, candidates, lift, lifted, lost, parted, smallest_lift
 from ampscope.control import Control
 from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import LINE_ROLE, Digests, HalfSite
@@ -47,6 +48,27 @@ def test_sites_that_lose_what_they_were_given_come_first() -> None:
     seen = run(steps(FLAT, **WITHOUT_SCALER), autocast, FLUSHED, IDS)
     assert candidates(seen) == ["train.py:3", "train.py:5", "train.py:20"]
     assert (lost(IDS), lost(FLUSHED), lost(autocast)) == (4000 / 4096, 0.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "centre", "spread", "is_few"),
+    [
+        ("float16", 1013.0, 0.25, True), ("bfloat16", 290.0, 0.7, True),
+        ("float16", 0.0, 1.0, False), ("bfloat16", 0.0, 1.0, False), ("bfloat16", 1.0, 0.5, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [300, 4096, 65_536])
+def test_different_numbers_that_become_few_are_lost(
+    dtype: str, centre: float, spread: float, *, is_few: bool, count: int
+) -> None:
+    made = torch.Generator().manual_seed(0)
+    before = (centre + spread * torch.randn(count, generator=made)).unique()
+    after = before.to(getattr(torch, dtype)).unique()
+    site = HalfSite(
+        "cast", "train.py:4", "Tensor.half", "fp16", elements=count,
+        distinct=len(before), merged=len(before) - len(after),
+    )  # fmt: skip
+    assert (lost(site) > PARTED) == is_few
 
 
 def test_parameters_and_moments_are_lifted_as_a_whole() -> None:

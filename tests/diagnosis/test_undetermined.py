@@ -19,6 +19,7 @@ from ampscope.observations import (
     UNSTEPPED,
     BadOp,
     Call,
+    HalfSite,
     LineUse,
     OptimizerStep,
     OpUse,
@@ -252,6 +253,24 @@ def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
     report = judged(path, head)
     assert report.diagnosis.verdict == "no_fault"
     assert "trains in fp16 without a GradScaler" in " ".join(report.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "is_said"),
+    [
+        ("loaded", "torch.from_numpy", True), ("loaded", "torch.as_tensor", True),
+        ("loaded", "torch.load", False), ("cast", "Tensor.half", False),
+        ("made", "torch.tensor", False),
+    ],
+)  # fmt: skip
+def test_what_an_array_had_lost_before_torch_was_not_judged(
+    kind: str, op: str, is_said: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.db"
+    site = HalfSite(kind, "train.py:10", op, "fp16", "data", prepares=True, calls=1)
+    report = diagnosed(path, *(one_step(i, x) for i, x in enumerate(FALLING)), site)
+    assert report.diagnosis.verdict == "no_fault"
+    assert any("train.py:10" in n and "not judged" in n for n in report.notes) is is_said
 
 
 def test_a_frozen_part_in_fp16_does_not_train_in_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
 from ampscope.numerics.formats import BF16
-from ampscope.observations import OpUse, Scan
+from ampscope.observations import HalfSite, OpUse, Scan
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FLAT,
@@ -69,6 +69,21 @@ def test_rounding_errors_of_a_running_sum_add_up() -> None:
     assert said.status is Status.FOUND
     assert "20%" in said.reason
     assert said.evidence[0].value == 0.2
+
+
+def test_a_total_that_was_made_in_half_is_made_in_fp32_with_its_sum() -> None:
+    drift = replace(COUNTER, kind="drift", error=0.2, dtype="bf16")
+    total = HalfSite("made", "train.py:25", "torch.zeros", "bf16", calls=1)
+    others = (
+        replace(total, line="train.py:26", dtype="fp16"), replace(total, line=LINE),
+        replace(total, line="train.py:27", kind="cast"),
+    )  # fmt: skip
+    with_total, alone = f"fp32_lines:{LINE},train.py:25", f"fp32_lines:{LINE}"
+    said = answers(evidence(run(steps(), drift, total, *others)))[SUM]
+    assert said.fix.controls == (with_total, alone)
+    assert answers(evidence(run(steps(), drift, *others)))[SUM].fix.controls == (alone,)
+    coarse = replace(drift, kind="coarse", op="aten.sum")
+    assert answers(evidence(run(steps(), coarse, total)))[SUM].fix.controls == (alone,)
 
 
 def test_a_sum_that_overflows_is_not_blamed_for_what_it_rounds_off() -> None:

@@ -29,6 +29,8 @@ _PARTS = {"weights": "fp32_params", "moments": "fp32_state"}  # role -> what lif
 _HALF = ("fp16", "bf16")
 # A relative distance. bf16 rounds to 0.002; healthy chains of a hundred ops stay below 0.05.
 MATERIAL = 0.1
+FEW, FEW_OF = 32, 4_096  # different numbers left, of so many; bf16 leaves a thousand of normal ones
+FEW_SHARE = 0.125  # of the different ones before
 PARTED = 0.9  # the suspicion of the first line that parts; a site that loses everything is at 1
 
 
@@ -102,9 +104,18 @@ def lost(site: HalfSite) -> float:
     if not site.elements:
         return 0.0
     gone = (site.zeroed + site.infinite) / site.elements
-    fell = site.merged / site.distinct if site.whole and site.distinct else 0.0
+    falls = few_are_left(site) or (site.whole and site.distinct)
+    fell = site.merged / site.distinct if falls else 0.0
     moved = site.changed / site.elements if site.whole else 0.0
     return min(max(gone, fell, moved), 1.0)
+
+
+def few_are_left(site: HalfSite) -> bool:
+    """Whether many different numbers became few: they are close to one another beside their size,
+    as pressures around 1013 are. Rounding leaves some hundred of numbers around 0 or 1."""
+    left = site.distinct - site.merged
+    most = FEW * max(site.elements / FEW_OF, 1.0)
+    return 0 < left <= most and left <= FEW_SHARE * site.distinct
 
 
 def _lost_by(op: BadOp) -> float:

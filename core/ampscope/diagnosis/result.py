@@ -29,13 +29,18 @@ from ampscope.rules.verdict import FP32_TRAINING, Fix, replaced_words
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
-MOST_NAMED = 4  # parameters in a note
+MOST_NAMED = 4  # parameters, or lines, in a note
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 SEARCH_NOTE = "The scaler skipped the first"  # how the note on a long search begins
 KEPT_APART = (
     "The script moves a file between folders that ampscope's private view of the files puts on two "
     "file systems: that is refused there (EXDEV), and says nothing of the training."
 )
+# Of HalfSite: what takes an array's numbers over as they are.
+_OF_ARRAYS = {
+    "torch.from_numpy", "torch.frombuffer", "torch.from_dlpack", "torch.tensor", "torch.as_tensor",
+    "torch.asarray",
+}  # fmt: skip
 # Tried of a cause whose rule ``searches_modules``, after that search.
 USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.", controls=("bf16",))
 SO_FAR = "Verdict so far: "  # begins the note on a diagnosis that was ended early
@@ -391,7 +396,24 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
         notes.append(told)
     if "fp32" in views and (note := _of_beginnings(views[BASELINE], views["fp32"])):
         notes.append(note)
+    if not diagnosis.findings and (note := _of_arrays(views[BASELINE])):
+        notes.append(note)
     return tuple(notes)
+
+
+def _of_arrays(run: RunView) -> str:
+    """That numbers were half before torch got them, so that no control could keep them in fp32; ""
+    where none were. Of a file, the script may have written it itself, in the control in fp32."""
+    found = [s for s in run.sites if s.kind == "loaded" and s.op in _OF_ARRAYS]
+    if not found:
+        return ""
+    lines = [*dict.fromkeys(s.line for s in found)]
+    more = ", …" if len(lines) > MOST_NAMED else ""
+    return (
+        f"Numbers came to torch in {found[0].dtype} out of an array, at "
+        f"{', '.join(lines[:MOST_NAMED])}{more}. What was rounded outside torch is rounded in the "
+        "fp32 control too, and was not judged."
+    )
 
 
 def _of_beginnings(run: RunView, fp32: RunView) -> str:

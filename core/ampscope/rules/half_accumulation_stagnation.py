@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.half_sums import MIN_STAGNATED, worst_sum
-from ampscope.control import BASELINE
+from ampscope.control import BASELINE, Control
 from ampscope.observations import INACCURATE_ERROR, BadOp
 from ampscope.rules.verdict import (
     Fix,
@@ -31,6 +31,8 @@ from ampscope.rules.verdict import (
     passed,
     place,
 )
+
+MOST_MADE = 3  # lines that make tensors in half, lifted with the sum's
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -58,9 +60,19 @@ def check(evidence: Evidence) -> Verdict:
             "rewrite_op",
             "Accumulate in fp32.",
             "total = torch.zeros((), dtype=torch.float32)\n",
-            island(op, "", "").controls,
+            (*_with_the_total(evidence, op), *island(op, "", "").controls),
         ),
     )
+
+
+def _with_the_total(evidence: Evidence, op: BadOp) -> tuple[str, ...]:
+    """The line together with those that make tensors in its dtype: a total that lives in half
+    rounds each sum again, in whatever precision that was computed."""
+    if op.kind not in ("drift", "stall") or not op.line:
+        return ()
+    made = (s.line for s in evidence.baseline.sites if s.kind == "made" and s.dtype == op.dtype)
+    lines = [*dict.fromkeys(line for line in made if line not in ("", op.line))]
+    return (Control.of(fp32_lines=(op.line, *lines[:MOST_MADE])),) if lines else ()
 
 
 def _seen(op: BadOp) -> tuple[str, Measurement]:

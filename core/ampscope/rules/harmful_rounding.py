@@ -22,7 +22,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.lifting import LIFTS, lifted, lost, sites_of, smallest_lift
+from ampscope.analysis.lifting import LIFTS, few_are_left, lifted, lost, sites_of, smallest_lift
 from ampscope.analysis.line_view import source_line
 from ampscope.control import BASELINE, Control
 from ampscope.number_words import plural
@@ -69,12 +69,13 @@ def check(evidence: Evidence) -> Verdict:
 def _rounds(site: HalfSite) -> str:
     """What the site does to its numbers, in words."""
     role = site.role or "numbers"
+    left = site.distinct - site.merged
+    merges = (
+        f"it rounds {role} to {site.dtype}, and of {site.distinct:,} different ones {left:,} "
+        "are left"
+    )
     if site.whole and site.merged:
-        left = site.distinct - site.merged
-        return (
-            f"it rounds {role} to {site.dtype}, and of {site.distinct:,} different ones {left:,} "
-            "are left"
-        )
+        return merges
     if site.zeroed:
         return (
             f"it rounds {role} to {site.dtype}, and {site.zeroed:,} of {site.elements:,} become "
@@ -82,14 +83,15 @@ def _rounds(site: HalfSite) -> str:
         )
     if site.infinite:
         return f"{role} are beyond the range of {site.dtype}: {site.infinite:,} become infinite"
-    return f"it rounds {role} to {site.dtype}"
+    return merges if few_are_left(site) else f"it rounds {role} to {site.dtype}"
 
 
 def _measured(site: HalfSite) -> tuple[Measurement, ...]:
+    merged = site.merged if site.whole or few_are_left(site) else 0
     found = [Measurement(f"{plural(site.calls, 'call')}, elements looked at", site.elements)]
     for name, value in (
         ("became zero", site.zeroed), ("became infinite", site.infinite),
-        ("fell onto another", site.merged),
+        ("fell onto another", merged),
     ):  # fmt: skip
         if value:
             found.append(Measurement(name, value, 0, BASELINE, site.step))
