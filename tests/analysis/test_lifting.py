@@ -94,9 +94,10 @@ def test_lines_part_where_a_difference_is_more_than_rounding() -> None:
         ("a.py:1", "elu", (1.0, 1.0)), ("a.py:2", "add", (1e-4, 2e-4)), ("a.py:3", "mul", (2.0, 9)),
         ("a.py:4", "sub", (5.0, 5.0)),
     )  # fmt: skip
-    half, full = run(steps(), ours), fp32_run(None, theirs)
+    casts = [HalfSite("autocast", f"a.py:{n}", "add", "bf16") for n in (9, 3)]
+    half, full = run(steps(), ours, *casts), fp32_run(None, theirs)
     assert parted(half, full) == ["a.py:2", "a.py:3"]
-    assert candidates(half, full)[:2] == ["a.py:2", "a.py:3"]
+    assert candidates(half, full) == ["a.py:3", "a.py:9"]  # line 2 makes no half
 
 
 def test_the_smallest_lift_that_heals_is_the_evidence() -> None:

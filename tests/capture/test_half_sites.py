@@ -186,12 +186,18 @@ def test_a_file_and_what_it_is_loaded_into(listening: Listening) -> None:
     (site,) = listening.at(line)
     assert (site.kind, site.op, site.role) == ("loaded", "torch.load", "weights")
     line = here() + 1
-    torch.from_numpy(np.ones(3, np.float16))
+    torch.from_numpy(np.ones(3, "e"))
     torch.frombuffer(bytearray(8), dtype=torch.float16)
     torch.zeros(4, dtype=torch.int16).view(torch.bfloat16)
-    torch.as_tensor(np.ones(3, np.float16))
+    torch.as_tensor(np.ones(3, "e"))
     for number in range(4):
         assert [site.kind for site in listening.at(line + number)] == ["loaded"]
+    line = here() + 1
+    table = np.ones(3).astype(np.float16)
+    assert table.dtype == np.float16
+    (site,) = listening.at(line)
+    assert (site.kind, site.op, site.dtype) == ("cast", "numpy.float16", "fp16")
+    assert not listening.at(line + 1)  # it is named there, and nothing is cast
 
 
 def test_moments_on_their_way_to_a_checkpoint(listening: Listening) -> None:

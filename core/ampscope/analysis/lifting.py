@@ -48,11 +48,13 @@ def candidates(run: RunView, control: RunView | None = None) -> list[str]:
         if not use.backward and use.makes in _HALF and use.line:
             share = use.lost / use.cast if use.cast else 0.0
             order[use.line] = max(order.get(use.line, 0.0), share)
-    for place, line in enumerate(parted(run, control) if control is not None else ()):
-        order[line] = max(order.get(line, 0.0), PARTED / (1 + place))
     for op in run.bad_ops:
         if op.line and (op.dtype in _HALF or any(o.dtype in _HALF for o in op.inputs)):
             order[op.line] = max(order.get(op.line, 0.0), _lost_by(op))
+    # Where no half is made, a line only shows what an earlier one has done.
+    lines = [line for line in parted(run, control) if line in order] if control is not None else []
+    for place, line in enumerate(lines):
+        order[line] = max(order[line], PARTED / (1 + place))
     if run.outcome.uses_half_model:
         order.setdefault("fp32_params", 0.0)
     if any({"fp16", "bf16"} & {*a.state_dtypes.split("+")} for a in run.steps):

@@ -19,8 +19,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.numpy_half import float16_looked_up
 from ampscope.capture.tensors import AUTOCAST_KINDS, HALF, floating_tensors, version
 from ampscope.capture.user_objects import IdMap, IdSet, groups_of, parameters, parameters_of
 from ampscope.control import BASELINE, COMPILED, REPEAT, TAPS, Control, list_changes
@@ -52,6 +55,7 @@ _REINTERPRETS = frozenset({torch.Tensor.view, torch.asarray})
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _NO_DTYPES = frozenset({Tensor, nn.Parameter, int, float, bool, type(None)})
+_LINES = SourceLines()
 TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
 
 
@@ -130,7 +134,7 @@ def _replaced(mode: _Replace) -> Iterator[None]:
     def default(original: Any, asked: Any) -> None:
         original(mode.swapped(asked) if mode.applies() else asked)
 
-    with mode, Patches() as patches:
+    with mode, float16_looked_up(mode.numpy_type), Patches() as patches:
         for name in ("set_default_dtype", "set_default_tensor_type"):
             patches.wrap(torch, name, default)
         for name in ("from_numpy", "from_dlpack", "frombuffer"):
@@ -185,6 +189,15 @@ class _Replace(TorchFunctionMode):
     def applies(self) -> bool:
         """Whether what is done now is to be changed."""
         return True
+
+    def numpy_type(self, half: Any, frame: FrameType) -> Any:
+        """What NumPy's float16 is to the code of ``frame``; NumPy has no bf16."""
+        wide = self.replace.get(torch.float16) is torch.float32
+        return np.float32 if wide and self.changes(frame) else half
+
+    def changes(self, frame: FrameType) -> bool:
+        """Whether what code of the user's asks for in ``frame`` is to be changed."""
+        return _LINES.is_user(frame.f_code)
 
     def swapped(self, value: Any) -> Any:
         """``value``, or the dtype (or name of a tensor type) to take in its place."""
@@ -361,6 +374,12 @@ class _Fp32Lines(_Replace):
         self.lines = lines
         self.missing = set(lines)
         self.source = SourceLines(own_folder)
+
+    def changes(self, frame: FrameType) -> bool:
+        line = line_name((frame.f_code.co_filename, frame.f_lineno))
+        if line in self.lines:
+            self.missing.discard(line)
+        return line in self.lines
 
     def applies(self) -> bool:
         line = line_name(self.source.where())

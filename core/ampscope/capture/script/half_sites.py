@@ -7,6 +7,7 @@ torch's own function, which looks at the result's dtype and nothing else unless 
     torch.zeros, tensor, arange, rand …, *_like, new_*        made
     torch.load, from_numpy, frombuffer, from_dlpack, view     loaded
     nn.Module.half, .to …                                     module, by parameter and buffer
+    numpy.float16, looked up on a line that casts             cast, of which no numbers are seen
 
 So a script that prepares its data runs at its own speed, where a mode would cost each op several
 microseconds. What no function of Python's does, the op watch sees while it is awake
@@ -18,7 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import math
+import re
 import sys
 import threading
 from collections import OrderedDict
@@ -38,6 +41,7 @@ from ampscope.capture.failures import Failures
 from ampscope.capture.global_hooks import BUFFERS, PARAMETERS
 from ampscope.capture.own_ops import is_own, own_ops
 from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.numpy_half import float16_looked_up
 from ampscope.capture.script.op_facts import tensors
 from ampscope.capture.script.op_taint import PASSES_ON, is_learned
 from ampscope.capture.script.op_watch import RUNNING_SUMS, OpWatch
@@ -85,6 +89,10 @@ _MADE = ("tensor", "as_tensor", "asarray", "scalar_tensor", "full", "arange", "l
          "kaiser_window")  # fmt: skip
 _MADE_OF = ("new_tensor", "new_full", "new_zeros", "new_ones", "new_empty")
 _CONVERTED = ("tensor", "as_tensor", "asarray", "new_tensor")
+# A line that names the type may as well ask for it: ``if x.dtype == np.float16``.
+_NUMPY_CAST = re.compile(
+    r"astype|dtype\s*=[^=]|\b(?:float16|half)\(|,\s*\w+\.(?:float16|half)\s*\)"
+)
 _READ = ("from_numpy", "from_dlpack", "frombuffer")
 _PLAIN_ARGUMENTS = (bool, int, float, list, tuple, range, type(None), str, torch.Size, torch.dtype,
                     torch.device, torch.layout)  # fmt: skip
@@ -154,6 +162,7 @@ class HalfSites:
             ):  # fmt: skip
                 for name in names:
                     patches.replace(owner, name, self._listens(owner, name, heard))
+            stack.enter_context(float16_looked_up(self._numpy_type))
             patches.wrap(torch.jit, "script", _unheard_call)
             patches.wrap(torch, "set_default_dtype", self._set_default)
             patches.wrap(nn.Module, "_apply", self._apply)
@@ -450,6 +459,16 @@ class HalfSites:
                 place = self._lines.where()
                 self._site("made", place, "torch.set_default_dtype", default, "").calls += 1
         return result
+
+    def _numpy_type(self, half: Any, frame: FrameType) -> Any:
+        """NumPy's float16 is looked up in ``frame``, to cast to it where the line reads so."""
+        with self.failures.contained(_WHAT):
+            if self.enabled and self._lines.is_user(frame.f_code):
+                place = frame.f_code.co_filename, frame.f_lineno
+                if _NUMPY_CAST.search(linecache.getline(*place)):
+                    role = "" if self._watch.trains else "data"
+                    self._site("cast", place, "numpy.float16", torch.float16, role).calls += 1
+        return half
 
     def _apply(self, original: Any, module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
         applies = self._here.applies
