@@ -72,7 +72,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "uncompiled": _Kind("with {} left uncompiled", _MODULES, "no_compile", is_compiled=True),
     "unfused": _Kind("with {} kept out of fusion", _PACKETS, "keep_unfused", is_compiled=True),
     "fp32": _Kind("in fp32"),
-    "nudged": _Kind("with its first rounded input moved by a rounding"),
+    "nudged": _Kind("with its first rounded input moved a little"),
     "bf16": _Kind("in bf16", fix="use_bf16"),
     "add_scaler": _Kind("with a GradScaler added", fix="add_scaler"),
     "unscale_first": _Kind("with unscale_ before the clip", fix="move_unscale"),
@@ -218,7 +218,7 @@ class Control(str):
             ControlPart(text).check()
 
 
-NUDGED: Final = Control("fp32;nudged")  # how far one rounding alone carries a training
+NUDGED: Final = Control("fp32;nudged")  # how far the least change carries a training
 SCALE_1: Final = Control("scale:1")  # frozen there: are gradients finite at all?
 
 _OP = re.compile(r"[A-Za-z_]\w*")

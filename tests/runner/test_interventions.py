@@ -435,8 +435,7 @@ def test_one_rounded_input_is_moved_once_and_nothing_is_drawn(
     assert torch.equal(plain[2], moved[2])  # the second time
     assert torch.equal(plain[3], moved[3])  # the generator
     relative = ((moved[1] - plain[1]) / plain[1]).abs()
-    half_a_spacing = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
-    assert 0 < float(relative.max()) <= half_a_spacing
+    assert 0 < float(relative.max()) < 2.0**-17  # a 32nd of what rounding to fp16 changes at most
     kept = plain[1].to(dtype).float() == plain[1]
     assert torch.equal(plain[1][kept], moved[1][kept])
 

@@ -1,7 +1,9 @@
-"""The fp32 control with one input moved as far as half precision would have rounded it, at most.
+"""The fp32 control with one input moved, by far less than half precision would have rounded it.
 
-How far a training runs away from itself after that is what rounding does to it by chance: a
-difference between half precision and fp32 that is no larger proves no harm. Moved is what the
+How far a training runs away from itself after that is what the least change does to it by chance,
+as in reinforcement learning: a difference between half precision and fp32 that is no larger proves
+no harm. Moved by a rounding of half, the first site would do the very harm that it is suspected of.
+Moved is what the
 script casts to half first, or the first input of an op that autocast casts, once; of its elements
 those that a half number does not hold and that are no whole numbers, so that ids, counts and masks
 stay what they are. The signs are fixed, and nothing is drawn from torch's generators.
@@ -21,8 +23,7 @@ from ampscope.capture.tensors import HALF
 from ampscope.patches import Patches, within
 from ampscope.policy.autocast_lists import CUDA_LISTS
 
-# About half the spacing of numbers, relative to the larger ones of a power of two.
-_STEPS = {torch.float16: 2.0**-12, torch.bfloat16: 2.0**-9}
+NUDGE = 2.0**-18  # relative: 64 times what fp32 rounds by, at most 1 / 64 of what fp16 does
 _METHODS = {torch.Tensor.half: torch.float16, torch.Tensor.bfloat16: torch.bfloat16}
 _CAST_OPS = {name.partition(".")[0] for name in CUDA_LISTS["lower_precision_fp"]} | {"__matmul__"}
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash
@@ -65,13 +66,13 @@ class _Nudged(TorchFunctionMode):
         if self.is_done:
             return func(*args, **kwargs)
         region = self._regions[-1] if self._regions else None
-        if region in _STEPS and getattr(func, "__name__", "") in _CAST_OPS:
+        if region in HALF and getattr(func, "__name__", "") in _CAST_OPS:
             args = self._with_one_moved(args, region)
         asked = _METHODS.get(within(func)) or next(
             (a for a in (*args, *kwargs.values()) if type(a) is torch.dtype and a in HALF), None
         )
         result = func(*args, **kwargs)
-        if asked in _STEPS and not self.is_done:
+        if asked in HALF and not self.is_done:
             return self._moved(result, asked)
         return result
 
@@ -95,6 +96,6 @@ class _Nudged(TorchFunctionMode):
                 return value
             places = torch.arange(value.numel(), device=value.device) * _SPREAD
             signs = ((places >> 16) & 1).float().reshape(value.shape) * 2 - 1
-            factors = torch.where(rounds & value.isfinite(), 1 + signs * _STEPS[dtype], 1.0)
+            factors = torch.where(rounds & value.isfinite(), 1 + signs * NUDGE, 1.0)
         self.is_done = True
         return value * factors
