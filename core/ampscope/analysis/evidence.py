@@ -49,7 +49,7 @@ class Evidence:
     @cached_property
     def symptoms(self) -> frozenset[Symptom]:
         """What is wrong with the baseline run. A loss that falls less than in fp32, and a result
-        that is worse, are nothing where one rounding carries the training as far."""
+        that is worse, are nothing where the least change carries the training as far."""
         found = symptoms(self.baseline, self.fp32)
         nudged = self.runs.get(NUDGED)
         if nudged is None or self.fp32 is None:

@@ -63,7 +63,7 @@ def incomparable(run: RunView, fp32: RunView) -> str:
 def beyond_floor(run: RunView, fp32: RunView, other: RunView) -> bool | None:
     """Whether the last losses of ``run`` are above fp32's by more than chance explains: by more
     than :data:`FLOOR` times the distance of ``other`` from fp32. ``other`` is the fp32 control with
-    one input moved by a rounding, or, of a script whose order is not fixed, a second run in the
+    one input moved a little, or, of a script whose order is not fixed, a second run in the
     same precision. Means over the last fifth of what all three made. None where there are no losses
     of all three, or not finite ones.
 

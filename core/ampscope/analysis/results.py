@@ -206,7 +206,7 @@ def _scatter(values: Sequence[float]) -> float:
 
 def are_beyond(run: RunView, control: RunView, other: RunView, times: float) -> bool:
     """Whether some of :func:`worse_results` is worse by more than ``times`` the distance of
-    ``other`` from the control: that is the control with one rounding more, and its distance is
+    ``other`` from the control: that is the control with one input moved a little, and its distance is
     chance. What ``other`` did not report counts as worse."""
     known = {one.words: one.own for one in compared_results(other, control)}
     return any(

@@ -352,7 +352,7 @@ class DiagnosisPlan:
         return wants_repeat(self.views[BASELINE], fp32)
 
     def wants_nudged(self, diagnosis: Diagnosis) -> bool:
-        """Whether all that is wrong may be what a single rounding leads to. Of results alone even a
+        """Whether all that is wrong may be what the least change leads to. Of results alone even a
         cause that was found may say no more than that."""
         seen = {*diagnosis.symptoms}
         by_chance = seen and seen <= {Symptom.BEHIND, Symptom.RESULTS}
