@@ -137,6 +137,16 @@ def test_gradients_that_a_cast_of_the_script_makes_zero(
         assert (said.line, said.fix.kind) == ("train.py:61", "drop_cast")
 
 
+@pytest.mark.parametrize(("autocast", "line"), [("", "train.py:61"), ("fp16", "train.py:2")])
+def test_zeros_of_a_training_in_fp32_are_its_own_cast_s(autocast: str, line: str) -> None:
+    """A buffer of the script's in half, out of which the step gets its gradients."""
+    cast = HalfSite("cast", "train.py:61", "Tensor.to", "fp16", elements=1000, zeroed=900)
+    made = steps(FLAT, grad_total=1000, grad_zero=900, **WITHOUT_SCALER)
+    baseline = run(made, cast, uses_autocast=autocast)
+    said = answers(evidence(baseline))["gradient_underflow"]
+    assert (said.status, said.line) == (Status.FOUND, line)
+
+
 @pytest.mark.parametrize(("own", "says"), [(610, Status.FOUND), (10, Status.PASSED)])
 def test_a_loss_that_stays_behind_needs_lost_gradients_to_be_underflow(
     own: int, says: Status

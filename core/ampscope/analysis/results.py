@@ -206,8 +206,8 @@ def _scatter(values: Sequence[float]) -> float:
 
 def are_beyond(run: RunView, control: RunView, other: RunView, times: float) -> bool:
     """Whether some of :func:`worse_results` is worse by more than ``times`` the distance of
-    ``other`` from the control: that is the control with one input moved a little, and its distance is
-    chance. What ``other`` did not report counts as worse."""
+    ``other`` from the control: that is the control with one input moved a little, and its distance
+    is chance. What ``other`` did not report counts as worse."""
     known = {one.words: one.own for one in compared_results(other, control)}
     return any(
         not abs(one.own - one.reference)

@@ -70,6 +70,8 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if not dead and lost < LOST:
         return _asked_for(evidence, fp32) or _cast_away(evidence, fp32) or passed(f"{share}.")
+    if _computes_in_fp32(run) and (found := _cast_away(evidence, fp32)) is not None:
+        return found  # gradients left the backward pass whole, and no loss scale reaches the cast
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
     counted = next(iter(run.own_gradients), None)
@@ -124,7 +126,8 @@ def _cast_away(evidence: Evidence, fp32: RunView) -> Verdict | None:
     casts = [
         site
         for site in evidence.baseline.sites
-        if (site.role, site.dtype) == ("gradients", "fp16")
+        if site.dtype == "fp16"
+        and (site.role == "gradients" or (not site.role and _computes_in_fp32(evidence.baseline)))
         and site.kind in ("cast", "state")
         and site.elements
     ]
@@ -145,6 +148,13 @@ def _cast_away(evidence: Evidence, fp32: RunView) -> Verdict | None:
         evidence=values,
         fix=replace(DROP, controls=(Control.of(fp32_lines=worst.line), "bf16")),
     )
+
+
+def _computes_in_fp32(run: RunView) -> bool:
+    """Whether no forward or backward pass computes in half: what is in half, the script cast."""
+    outcome = run.outcome
+    in_half = {"fp16", "bf16"} & {*outcome.flop_dtypes}
+    return not (outcome.uses_autocast or outcome.uses_half_model or in_half)
 
 
 def _is_harmed(evidence: Evidence, lost: float, fp32: RunView) -> bool:
