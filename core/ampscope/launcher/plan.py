@@ -1,14 +1,18 @@
 """Plan the runs of a diagnosis, and stop when the evidence suffices.
 
-    as_is and fp32           ->  rules  ->  a frozen scale, where every step was skipped
+    as_is and fp32           ->  rules  ->  as_is again, where they do not begin alike
+                             ->  a frozen scale, where every step was skipped
                              ->  compiled, where the script compiles; where eager code trains and
                                  compiled code computes otherwise, the layers of the compiler
-                             ->  bf16, where something is wrong and no cause was found
+                             ->  fp32, moved a little, where chance may explain what is wrong
+                             ->  sites of half precision lifted, where something is wrong and no
+                                 cause was found; then bf16
                              ->  the finding's fixes, best first, until one cures
                              ->  the smallest set of modules in fp32, where neither one module nor
                                  the finding's line is enough
                              ->  bf16 and the next finding's fixes, where none of the first one's
                                  cures, or only one that the next, its neighbour, shares
+                             ->  sites of half precision lifted, where no fix cures
 
 The first two run together, or one after the other where they would share a GPU. Once a cause is
 known, or something is wrong, the verdict so far is handed on after each run, so that whatever ends
@@ -99,40 +103,40 @@ def run_diagnosis(
         finally:
             if held is not None:
                 held.release()
-        diagnosis = diagnosis_with_compiled_run(plan.evidence)
+        diagnosis = plan.diagnosis()
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
         if verify:
             _hand_on(plan, diagnosis, started, hear)
         if not diagnosis.findings and plan.wants_repeat():
             plan.control(REPEAT)
-            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            diagnosis = plan.diagnosis()
         if plan.wants_frozen_scale():
             plan.control(SCALE_1)
-            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            diagnosis = plan.diagnosis()
         # Compiled code is watched from its first step on: there is nothing to compare it with.
         if wants_compiled(diagnosis, plan.evidence) and not spec.skip_to:
             plan.control(COMPILED)
             while not diagnosis.symptoms and (arm := next_arm(plan.views)):
                 plan.control(arm)
             is_searched = verify and not diagnosis.symptoms
-            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            diagnosis = plan.diagnosis()
             if is_searched:
                 _hand_on(plan, diagnosis, started, hear)
                 UncompiledSearch(plan.views, plan.control, plan.control_until).run()
-                diagnosis = diagnosis_with_compiled_run(plan.evidence)
+                diagnosis = plan.diagnosis()
         if verify:
             _hand_on(plan, diagnosis, started, hear)
         if plan.wants_nudged(diagnosis):
             plan.control(NUDGED)
-            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            diagnosis = plan.diagnosis()
         if diagnosis.symptoms and not diagnosis.findings and plan.lift_sites():
-            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            diagnosis = plan.diagnosis()
             if verify:
                 _hand_on(plan, diagnosis, started, hear)
         if diagnosis.symptoms and not diagnosis.findings and plan.wants_bf16():
             plan.control("bf16")
-            diagnosis = diagnosis_with_compiled_run(plan.evidence)
+            diagnosis = plan.diagnosis()
             if verify:
                 _hand_on(plan, diagnosis, started, hear)
         if verify and diagnosis.findings:
@@ -143,7 +147,7 @@ def run_diagnosis(
             if plan.trials and all(t.cured is False for t in plan.trials):
                 is_site = plan.lift_sites()
                 # Some rules take back a cause whose fix was run in vain.
-                diagnosis = by_trials(diagnosis_with_compiled_run(plan.evidence), plan.evidence)
+                diagnosis = by_trials(plan.diagnosis(), plan.evidence)
                 if not diagnosis.findings:
                     plan.trials.clear()
                 elif is_site:
@@ -222,6 +226,10 @@ class DiagnosisPlan:
         policy = first.machine.policy if first.machine else "native"
         emulates_bf16 = bool(result.gpu_that_emulates_bf16(first))
         return Evidence(self.views, policy, emulates_bf16=emulates_bf16)
+
+    def diagnosis(self) -> Diagnosis:
+        """What the rules say of the runs so far."""
+        return diagnosis_with_compiled_run(self.evidence)
 
     def run_baselines(self, show: Say | None) -> None:
         """The baseline run and its fp32 control: together, but for what shares a GPU, which has
