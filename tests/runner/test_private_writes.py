@@ -170,7 +170,7 @@ def test_no_kind_of_write_reaches_the_user_s_files(
     elif mode != COMPARED:
         assert len(failed) > len(KINDS) // 2
         assert not any("ReadOnly" in words for words in failed.values())
-    assert [o for o in run.observations if isinstance(o, Outcome)]
+    assert isinstance(run.observations[-1], Outcome)
     without_inodes = mode == COMPARED  # what was replaced is put back as a new file
     assert _comparable(after, without_inodes) == _comparable(before, without_inodes)
 

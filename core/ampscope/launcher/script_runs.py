@@ -299,7 +299,7 @@ class ScriptRuns:
         found = [p for p in printed_numbers(text, ended=is_whole) if not is_secret(p.words)]
         if found:
             with contextlib.closing(RunWriter(self.store, run_id)) as writer:
-                writer.add_observations(found, behind=True)
+                writer.add_observations(found, ahead=True)
 
     def _answer(self, run_id: str) -> str:
         """What became of a run's process."""

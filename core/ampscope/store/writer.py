@@ -154,16 +154,14 @@ class RunWriter(RunRow):
         """Parameters whose gradients held NaN or Inf."""
         self._pending += rows.of_records("nonfinite", self.run_id, found)
 
-    def add_observations(
-        self, observations: Iterable[Observation], *, behind: bool = False
-    ) -> None:
+    def add_observations(self, observations: Iterable[Observation], *, ahead: bool = False) -> None:
         """Observations of a script, numbered in the given order: over those that were there, or
-        ``behind`` them."""
+        ``ahead`` of them, so that a run's outcome stays the last."""
         hide_environment()
-        for seq, observation in enumerate(observations):
+        kept = list(observations)
+        for seq, observation in enumerate(kept, -len(kept) if ahead else 0):
             kind, data = encode_observation(observation)
-            number = self._next_number("observation") if behind else seq
-            key = {"run": self.run_id, "seq": number}
+            key = {"run": self.run_id, "seq": seq}
             self._pending.append(rows.of_row("observation", **key, kind=kind, data=data))
 
     def flush_if_due(self) -> None:
