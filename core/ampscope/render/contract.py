@@ -40,7 +40,7 @@ def document(report: DiagnosisResult) -> dict[str, Any]:
         "lead": _lead(report),
         "precision": _precision(report),
         # Where numbers became half precision, from the script's first line on.
-        "sites": [dataclasses.asdict(site) for site in report.sites],
+        "sites": [{**dataclasses.asdict(s), "names": list(s.names)} for s in report.sites],
         "policy": diagnosis.policy,
         "rules": rules(head) if (head := report.runs.get(BASELINE)) else None,
         "elapsed_s": round(report.elapsed_s, 2),
