@@ -14,6 +14,7 @@ from ampscope.control import Control
 from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import LINE_ROLE, Digests, HalfSite
 from tests.helpers.evidence_making import (
+    FALLING,
     FLAT,
     OVERFLOWED,
     WITHOUT_SCALER,
@@ -131,3 +132,10 @@ def test_modules_that_a_search_found_belong_to_the_finding_that_searched() -> No
     baseline = run(steps(FLAT, **OVERFLOWED), replace(ACTIVATION, module="c", line="train.py:30"))
     made = evidence(baseline, **{control: run(steps(), control=control)})
     assert causes(diagnose(made)) == ["activation_overflow"]
+
+
+def test_an_end_that_may_be_about_dtypes_proves_no_site() -> None:
+    control = "fp32_lines:train.py:7"
+    left = run(steps(FALLING[:6]), TABLE, ended="exit", exit_code=4)
+    healed = {control: run(steps(), control=control)}
+    assert smallest_lift(evidence(left, **healed)) is None

@@ -21,12 +21,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.healing import heals
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom
 from ampscope.control import Control
 from ampscope.observations import BadOp, HalfSite
 
 LIFTS = frozenset({"fp32_lines", "fp32_modules", "fp32_params", "fp32_state"})  # of Control's names
 _PARTS = {"weights": "fp32_params", "moments": "fp32_state"}  # role -> what lifts all of them
 _HALF = ("fp16", "bf16")
+OF_DTYPES = frozenset({Symptom.ENDED, Symptom.EXCEPTION, Symptom.CAUGHT})
 # A relative distance. bf16 rounds to 0.002; healthy chains of a hundred ops stay below 0.05.
 MATERIAL = 0.1
 FEW, FEW_OF = 32, 4_096  # different numbers left, of so many; bf16 leaves a thousand of normal ones
@@ -163,8 +165,9 @@ def smallest_lift(evidence: Evidence) -> str | None:
 
 
 def can_be_lifted(evidence: Evidence) -> bool:
-    """Whether lifting can show anything: something is wrong that the fp32 control does not have."""
-    return bool(evidence.fp32 and evidence.symptoms and not evidence.fp32_fails)
+    """Whether lifting can show anything: something is wrong with numbers that the fp32 control does
+    not have. A script that only ends or raises may do so at a dtype, which lifting changes."""
+    return bool(evidence.fp32 and evidence.symptoms - OF_DTYPES and not evidence.fp32_fails)
 
 
 def sites_of(run: RunView, control: str) -> Sequence[HalfSite]:
