@@ -66,7 +66,7 @@ AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script need
 OP_STEP = "op_step"  # the run's tensors are digested, and in this step the results of its ops
 SEED_SHIFT = "seed_shift"  # each seed that the script sets is larger by this
 HALF_FROM = "half_from"  # the first step of the baseline in which half precision took part
-NO_RUN_OUT = "no_run_out"  # the run is stopped at its last step: the baseline's end is not near
+RUN_OUT_S = "run_out_s"  # seconds in which a control whose steps are made may end by itself
 JUDGED_RANK = "judged_rank"  # of a script's processes, the one whose observations count
 
 
@@ -103,7 +103,7 @@ class RunSpec:
     framework: str = "torch"  # torch | keras | paddle
     imported: str = ""  # from which file, and when: such a run is looked at and never run again
     # By name: a lesson's; of a script's run that is compared with another OP_STEP and SEED_SHIFT;
-    # of a control JUDGED_RANK, if it has ranks, HALF_FROM and NO_RUN_OUT.
+    # of a control JUDGED_RANK, if it has ranks, HALF_FROM and RUN_OUT_S.
     settings: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -20,7 +20,7 @@ from ampscope.observations import BadOp, LineUse, OptimizerStep, ParameterGradie
 from ampscope.patches import within
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.tensor_core import TensorCoreMode
-from ampscope.records import HALF_FROM, NO_RUN_OUT, Cadence, RunSpec
+from ampscope.records import HALF_FROM, RUN_OUT_S, Cadence, RunSpec
 from ampscope.runner import script, script_recorder
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script import RunCallbacks, ScriptResult, run_script
@@ -273,7 +273,7 @@ def spec_of(
 ) -> RunSpec:  # fmt: skip
     return RunSpec(
         str(path), kind="script", steps=10, policy="native", control=control, grace_s=grace_s,
-        cadence=Cadence(1, 1, 0), settings=(*settings, (NO_RUN_OUT, "1")),
+        cadence=Cadence(1, 1, 0), settings=(*settings, (RUN_OUT_S, "0")),
     )  # fmt: skip
 
 

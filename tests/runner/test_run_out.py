@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.observations import BadOp, OptimizerStep
-from ampscope.records import NO_RUN_OUT, RunSpec
+from ampscope.records import RUN_OUT_S, RunSpec
 from ampscope.runner import script
 from ampscope.runner.script import RunCallbacks, ScriptResult, only_steps_note, run_script
 
@@ -59,7 +59,7 @@ def test_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("grace_s", "settings"),
-    [(0.0, {}), (1e-9, {NO_RUN_OUT: "1"})],  # --steps 10; a control of a script that is long
+    [(0.0, {}), (1e-9, {RUN_OUT_S: "0"})],  # --steps 10; a control of a script that is long
 )
 def test_no_further(tmp_path: Path, grace_s: float, settings: dict[str, str]) -> None:
     result = ran(tmp_path, 30, grace_s, **settings)

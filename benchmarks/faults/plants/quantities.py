@@ -231,7 +231,8 @@ QUANTITIES: dict[str, tuple[str, str, Find, tuple[str, ...]]] = {  # role, place
 }  # fmt: skip
 
 
-COUNTED = ("ids", "labels", "positions")  # a range in half that repeats itself has a rule
+COUNTED = ("ids", "labels", "positions", "timestamps", "counts")  # whole numbers have a rule
+OF_NUMBERS = ("low_precision_constants", "rounded_whole_numbers")  # right at the line
 # NumPy has no bf16, and no program writes a file for each sample.
 LEFT_OUT = {
     ("class_labels", "array"),
@@ -271,7 +272,7 @@ def _register() -> None:
                 continue
             mechanism(
                 f"{quantity}_{way}",
-                Mechanism(way, role, at, role in COUNTED, at_line=("low_precision_constants",)),
+                Mechanism(way, role, at, role in COUNTED, at_line=OF_NUMBERS),
                 lambda s, rng, harm, find=find, way=way: _draft(s, rng, harm, find, way),
                 causes,
             )

@@ -33,17 +33,23 @@ OF_DTYPES = frozenset({Symptom.ENDED, Symptom.EXCEPTION, Symptom.CAUGHT})
 MATERIAL = 0.1
 FEW, FEW_OF = 32, 4_096  # different numbers left, of so many; bf16 leaves a thousand of normal ones
 FEW_SHARE = 0.125  # of the different ones before
+LATE = 0.5  # the suspicion of a site that was first seen behind the first step
 PARTED = 0.9  # the suspicion of the first line that parts; a site that loses everything is at 1
 
 
-def candidates(run: RunView, control: RunView | None = None) -> list[str]:
+def candidates(
+    run: RunView, control: RunView | None = None, *, only_results: bool = False
+) -> list[str]:
     """What can be lifted of a baseline run, most suspicious first: lines ("train.py:41"), and
     ``fp32_params`` or ``fp32_state`` where it has parameters or moments in half. ``control``: the
-    fp32 control; the lines at which the numbers of both part first are the more suspicious."""
+    fp32 control; the lines at which the numbers of both part first are the more suspicious.
+    ``only_results``: the losses are the control's, and what is reported is not; what takes no part
+    in the first steps is the more suspicious, as a sum of an evaluation."""
     order: dict[str, float] = {}
     for site in run.sites:
         if site.line:
-            order[site.line] = max(order.get(site.line, 0.0), lost(site))
+            is_late = only_results and site.step > 0
+            order[site.line] = max(order.get(site.line, 0.0), lost(site), LATE * is_late)
         if part := _part(site):
             order[part] = max(order.get(part, 0.0), lost(site))
     for use in run.line_uses:

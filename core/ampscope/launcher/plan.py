@@ -64,6 +64,7 @@ MAX_NEIGHBOUR_S = 10.0  # of a run: a neighbour of a finding that is cured is tr
 MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
 MAX_LIFTS = 6  # runs with sites lifted
+LIFT_COST = 1.5  # seconds of one, in seconds of the baseline
 MAX_SEARCH_S = 60.0  # a search's runs are stopped then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
 
@@ -143,8 +144,7 @@ def run_diagnosis(
             plan.prefetch(plan.known(diagnosis.findings[0])[:MAX_FIX_RUNS])
             plan.try_fixes(diagnosis.findings[0])
             diagnosis = plan.ranked_by_trials(diagnosis)
-            # Where no fix can be run, nothing speaks against the cause.
-            if plan.trials and all(t.cured is False for t in plan.trials):
+            if plan.own_fixes_fail(diagnosis.findings[0]):
                 is_site = plan.lift_sites()
                 # Some rules take back a cause whose fix was run in vain.
                 diagnosis = by_trials(plan.diagnosis(), plan.evidence)
@@ -385,7 +385,7 @@ class DiagnosisPlan:
         if not can_be_lifted(self.evidence) or not self.runs.can_apply(lift(["train.py:1"])):
             return False
         took = self.views[BASELINE].outcome.elapsed_s
-        deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_LIFTS * took)
+        deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_LIFTS * LIFT_COST * took)
 
         def heal(names: tuple[str, ...]) -> bool:
             view = self.control_until(deadline, lift(names))
@@ -393,7 +393,9 @@ class DiagnosisPlan:
                 return False  # which says nothing of the sites
             return heals(view, self.evidence) is not False
 
-        names = candidates(self.views[BASELINE], self.views["fp32"])
+        only_results = {*self.evidence.symptoms} == {Symptom.RESULTS}
+        first_two = self.views[BASELINE], self.views["fp32"]
+        names = candidates(*first_two, only_results=only_results)
         return smallest_set(names, heal, MAX_LIFTS, likely_first=True) is not None
 
     def try_fixes(self, finding: Finding) -> None:
@@ -416,6 +418,14 @@ class DiagnosisPlan:
             return
         if finding.rule.searches_modules:
             self._try_bf16(finding)
+
+    def own_fixes_fail(self, finding: Finding) -> bool:
+        """Whether fixes were run and none cures, but for bf16, which cures whatever leaves fp16's
+        range: that says nothing for a cause that does not propose it. Where no fix can be run,
+        nothing speaks against the cause."""
+        proposes = "bf16" in finding.verdict.fix.controls
+        own = [t for t in self.trials if t.control != "bf16" or proposes]
+        return bool(own) and all(t.cured is False for t in own)
 
     def count_fixes(self, findings: Sequence[Finding]) -> None:
         """Begin with the fixes of ``findings``: how many will be run at most. The search for a set

@@ -46,7 +46,7 @@ from ampscope.masks import hide_secrets_of
 from ampscope.observations import Observation, Outcome
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
-from ampscope.records import AUTO, NO_RUN_OUT, Cadence, RunInfo, RunSpec, State
+from ampscope.records import AUTO, RUN_OUT_S, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_copy import claimed
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.put_back import PutBack, put_back, sentence
@@ -59,6 +59,7 @@ from ampscope.story.document import visible
 MAX_OUTPUT = 20_000
 MAX_READ_OUTPUT = 4_000_000  # bytes whose numbers are read
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
+RUN_OUT = 3.0  # times what the baseline took to its end: so long a control may take to its own
 LOOKED_EVERY_S = 2.0  # at what a run says of itself
 ENDS_WITHIN_S = 120.0  # the fork server, that may still load torch
 KILLED_AFTER_S = 5.0  # after the time at which the child's own watchdog ends it
@@ -101,7 +102,7 @@ class ScriptRuns:
         self._changed = threading.Condition()
         self._put_back: list[PutBack] = []
         self._told = ""
-        self._is_long = False  # the script did not come to its end in the baseline run
+        self._run_out: tuple[tuple[str, str], ...] = ()  # setting of the runs behind the baseline
         self.compared: list[str] = []  # folders whose files are compared and put back
 
     def __enter__(self) -> ScriptRuns:
@@ -189,8 +190,7 @@ class ScriptRuns:
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
-        if self._is_long:
-            spec = replace(spec, settings=(*spec.settings, (NO_RUN_OUT, "1")))
+        spec = replace(spec, settings=(*spec.settings, *self._run_out))
         run_id = new_run_id()
         self._open.add(run_id)  # first: a signal may end this function at any place
         RunWriter.create(self.store, spec, run_id).close()
@@ -286,8 +286,10 @@ class ScriptRuns:
             info = reader.run(run_id)
             observations = tuple(reader.observations(run_id))
         if info.spec.control == BASELINE:
-            ends = [o.ended for o in observations if isinstance(o, Outcome)]
-            self._is_long = ends[-1:] == ["steps"]
+            for outcome in (o for o in observations if isinstance(o, Outcome)):
+                # A control may be much slower, and its results are compared with the baseline's.
+                wait_s = 0.0 if outcome.ended == "steps" else RUN_OUT * outcome.elapsed_s
+                self._run_out = ((RUN_OUT_S, f"{wait_s:.1f}"),)
         return ScriptRun(info, observations, said)
 
     def _keep_printed(self, run_id: str) -> None:

@@ -29,7 +29,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, learns_slower
 from ampscope.control import BASELINE, Control
-from ampscope.observations import OptimizerStep
+from ampscope.observations import HalfSite, OptimizerStep
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -72,6 +72,9 @@ def check(evidence: Evidence) -> Verdict:
         return _asked_for(evidence, fp32) or _cast_away(evidence, fp32) or passed(f"{share}.")
     if _computes_in_fp32(run) and (found := _cast_away(evidence, fp32)) is not None:
         return found  # gradients left the backward pass whole, and no loss scale reaches the cast
+    if (saved := _saved_as_zero(run)) is not None:
+        what = f"{saved.zeroed:,} of {saved.elements:,} numbers that line {saved.line} saves for"
+        return passed(f"{share}. {what} the backward pass became zero before, in {saved.dtype}.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
     counted = next(iter(run.own_gradients), None)
@@ -94,6 +97,12 @@ def check(evidence: Evidence) -> Verdict:
         evidence=measured,
         fix=_fix(evidence),
     )
+
+
+def _saved_as_zero(run: RunView) -> HalfSite | None:
+    """Where activations become half for the backward pass alone, which no loss scale reaches."""
+    lost = (site for site in run.sites if site.kind == "saved" and site.elements)
+    return next((site for site in lost if site.zeroed > LOST * site.elements), None)
 
 
 def _asked_for(evidence: Evidence, fp32: RunView) -> Verdict | None:

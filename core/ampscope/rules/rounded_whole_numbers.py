@@ -36,6 +36,7 @@ from ampscope.rules.verdict import (
 )
 
 READ = "half_whole"  # the fact of an op's use: integers read out of half
+MOST_LINES = 2  # an array that NumPy makes, and the line that takes it
 NAMED = frozenset({"labels", "whole numbers"})  # roles in which whole numbers are not rounded
 
 
@@ -61,7 +62,7 @@ def _judged(evidence: Evidence, *, is_open: bool = False) -> Verdict:
     is_used = read is not None or (site is not None and site.role == "labels")
     if not evidence.symptoms and not is_used:
         return passed("Whole numbers were rounded to half; nothing shows that it matters.")
-    found = _found(site, read)
+    found = _found(site, read, run.sites)
     lifted = [view for name in found.fix.controls if (view := evidence.runs.get(name))]
     in_vain = any(evidence.symptoms & symptoms(view, evidence.fp32) for view in lifted)
     if not is_used and (in_vain or not (is_open or lifted)):
@@ -73,19 +74,28 @@ def _judged(evidence: Evidence, *, is_open: bool = False) -> Verdict:
 
 
 def _source_of(read: OpUse, sites: list[HalfSite]) -> HalfSite | None:
-    """Where the numbers that ``read`` takes out of half became half: the first place that made
-    numbers so large half before, of data or of nothing that is known."""
-    roles = {"", "data", "constants", *NAMED}
+    """Where the numbers that ``read`` takes out of half became half: the only place before it that
+    made numbers so large half, of data or of nothing that is known, or the only one at its line."""
     beyond = [
         s
-        for s in sites
-        if s.role in roles
-        and s.step <= read.step
-        and s.largest is not None
-        and s.largest > exact_up_to(s.dtype)
-        and s.line != read.line
+        for s in _before(read, sites)
+        if s.largest is not None and s.largest > exact_up_to(s.dtype)
     ]
-    return beyond[0] if len(beyond) == 1 else None
+    elsewhere = [s for s in beyond if s.line != read.line]
+    return next((found[0] for found in (elsewhere, beyond) if len(found) == 1), None)
+
+
+def _unseen_sources(read: OpUse, sites: list[HalfSite]) -> tuple[str, ...]:
+    """Lines before ``read`` that load half numbers, or make them in NumPy: what they were before is
+    not known."""
+    loads = [s for s in _before(read, sites) if s.largest is None and s.line]
+    lines = tuple(dict.fromkeys(s.line for s in loads))
+    return lines if len(lines) <= MOST_LINES else ()
+
+
+def _before(read: OpUse, sites: list[HalfSite]) -> list[HalfSite]:
+    roles = {"", "data", "constants", "buffers", *NAMED}
+    return [s for s in sites if s.role in roles and s.step <= read.step]
 
 
 def exact_up_to(dtype: str) -> float:
@@ -93,7 +103,7 @@ def exact_up_to(dtype: str) -> float:
     return 2.0 ** (FORMATS[dtype].mantissa_bits + 1)
 
 
-def _found(site: HalfSite | None, read: OpUse | None) -> Verdict:
+def _found(site: HalfSite | None, read: OpUse | None, sites: list[HalfSite]) -> Verdict:
     words: list[str] = []
     values: list[Measurement] = []
     if site is not None:
@@ -117,8 +127,11 @@ def _found(site: HalfSite | None, read: OpUse | None) -> Verdict:
             " lie where the format does not hold every one."
         )
         values.append(Measurement("numbers out of the exact range", count, 0, BASELINE, read.step))
-    line = site.line if site is not None else read.line if read is not None else ""
-    controls = (Control.of(fp32_lines=site.line),) if site is not None and site.line else ()
+    lines: tuple[str, ...] = (site.line,) if site is not None and site.line else ()
+    if site is None and read is not None:
+        lines = _unseen_sources(read, sites)
+    line = lines[0] if lines else read.line if read is not None else ""
+    controls = (Control.of(fp32_lines=lines),) if lines else ()
     return Verdict(
         Status.FOUND,
         " ".join(words),

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
@@ -129,7 +129,7 @@ def tf32_held(allowed: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced(mode: _Replace) -> Iterator[None]:
     """``mode``, also where torch asks no mode: the default dtype, tensors out of files, buffers and
-    arrays, and the classes of half tensors."""
+    arrays, the classes of half tensors, and what the script does in a backward pass."""
 
     def default(original: Any, asked: Any) -> None:
         original(mode.swapped(asked) if mode.applies() else asked)
@@ -142,6 +142,9 @@ def _replaced(mode: _Replace) -> Iterator[None]:
         patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
         for policy in _fsdp_policies():
             patches.wrap(policy, "__init__", mode.asked)
+        patches.wrap(torch.autograd, "_engine_run_backward", mode.inside)
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        patches.wrap(hooks, "__init__", mode.saves)
         for half, target in mode.replace.items() if mode.is_everywhere else ():
             wide = getattr(torch, f"{_NAMES[target]}Tensor")
             patches.replace(torch, f"{_NAMES[half]}Tensor", partial(_instead, wide))
@@ -221,6 +224,19 @@ class _Replace(TorchFunctionMode):
             if target is not None:
                 return result.to(target)
         return result
+
+    def inside(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of torch's from which code of the script's runs: hooks, the backward of
+        its functions, checkpointed modules. torch takes a mode off while it handles a call."""
+        if self in _get_current_function_mode_stack():
+            return original(*args, **kwargs)
+        with self:
+            return original(*args, **kwargs)
+
+    def saves(self, original: Any, hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        """Make the hooks on saved tensors, which are called from within the op that saves them."""
+        inside = partial(partial, self.inside)
+        original(hooks, inside(pack_hook), inside(unpack_hook))
 
     def as_written(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function whose own torch calls handle stored bits; its result is converted."""

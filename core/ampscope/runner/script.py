@@ -38,8 +38,8 @@ from ampscope.records import (
     AUTO,
     HALF_FROM,
     JUDGED_RANK,
-    NO_RUN_OUT,
     OP_STEP,
+    RUN_OUT_S,
     SEED_SHIFT,
     Machine,
     RunSpec,
@@ -470,8 +470,10 @@ class _Run:
         spec, others = self.spec, self.ranks is not None and self.ranks.started
         is_judged = not (self.compiles or others or self.recorder.digests is not None)
         left_s = spec.time_limit_s - elapsed_s
-        wanted_s = min(MOST_RUN_OUT_S, max(LEAST_RUN_OUT_S, RUN_OUT_SHARE * elapsed_s), left_s)
-        if not (spec.grace_s and self.is_script and is_judged) or NO_RUN_OUT in self.wanted:
+        usual_s = min(MOST_RUN_OUT_S, max(LEAST_RUN_OUT_S, RUN_OUT_SHARE * elapsed_s))
+        asked_s = float(self.wanted.get(RUN_OUT_S, usual_s))
+        wanted_s = min(max(asked_s, usual_s) if asked_s else 0.0, left_s)
+        if not (spec.grace_s and self.is_script and is_judged):
             return False
         if wanted_s < LEAST_RUN_OUT_S:
             return False

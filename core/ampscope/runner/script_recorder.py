@@ -174,9 +174,10 @@ class ScriptRecorder:
         return self._closed(self.outcome("killed"))
 
     def only_steps(self, outcome: Outcome) -> list[Observation]:
-        """From here on record losses, gradients and steps alone. What was recorded so far, closed
-        with ``outcome``."""
+        """From here on record losses, gradients, steps and casts alone, none of which needs to see
+        each op. What was recorded so far, closed with ``outcome``."""
         self.switch_off()
+        self.sites.enabled = True
         count = len(self.scans.records)
         found = self.observations(outcome)
         del self.scans.records[count:]
