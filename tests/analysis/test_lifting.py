@@ -51,6 +51,14 @@ def test_sites_that_lose_what_they_were_given_come_first() -> None:
     assert (lost(IDS), lost(FLUSHED), lost(autocast)) == (4000 / 4096, 0.25, 0.0)
 
 
+def test_where_only_what_is_reported_differs_the_evaluation_is_looked_at_first() -> None:
+    trains = HalfSite("autocast", "train.py:20", "addmm", "fp16", "activations", elements=100)
+    counts = HalfSite("made", "train.py:76", "torch.zeros", "fp16", step=400)
+    seen = run(steps(FLAT, **WITHOUT_SCALER), trains, counts, FLUSHED)
+    assert candidates(seen) == ["train.py:5", "train.py:20", "train.py:76"]
+    assert candidates(seen, only_results=True) == ["train.py:76", "train.py:5", "train.py:20"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "centre", "spread", "is_few"),
     [

@@ -19,7 +19,8 @@ from ampscope.control import NUDGED, Control
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
 from ampscope.diagnosis.cure import by_trials
 from ampscope.diagnosis.findings import Finding, diagnose
-from ampscope.diagnosis.result import DiagnosisResult, report_of
+from ampscope.diagnosis.result import Trial
+from ampscope.diagnosis.result import DiagnosisResult, Trial, report_of
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator
 from ampscope.launcher.children import HeldTraceback, last_words
@@ -942,3 +943,24 @@ def test_a_cause_whose_fix_cannot_be_run_is_not_looked_for_in_sites(
     report = _made(runs, monkeypatch)
     assert report.diagnosis.findings[0].cause == "scaler_bypassed"
     assert not [control for control in runs.made if "fp32_" in control]
+
+
+@pytest.mark.parametrize(
+    ("tried", "fails"),
+    [
+        ({}, False),  # nothing was run
+        ({"eps:0.0001": False}, True),
+        ({"eps:0.0001": False, "bf16": True}, True),  # which cures whatever leaves fp16's range
+        ({"eps:0.0001": False, "fp32_modules:b": True}, False),
+        ({"eps:0.0001": None}, False),
+    ],
+)
+def test_bf16_alone_says_nothing_for_a_cause(tried: dict[str, bool | None], fails: bool) -> None:
+    plan = _with_baselines(Runs(_bad("a"), False, ("b",)))
+    root = diagnose(plan.evidence).findings[0]
+    fix = replace(root.verdict.fix, controls=("eps:0.0001",))
+    plan.trials = [Trial(control, "", cured, None) for control, cured in tried.items()]
+    assert plan.own_fixes_fail(replace(root, verdict=replace(root.verdict, fix=fix))) is fails
+    proposed = replace(root.verdict.fix, controls=("eps:0.0001", "bf16"))
+    own = replace(root, verdict=replace(root.verdict, fix=proposed))
+    assert plan.own_fixes_fail(own) is (fails and "bf16" not in tried)

@@ -154,3 +154,21 @@ def test_ids_read_out_of_a_mixed_table_lead_to_where_it_became_half() -> None:
     read = OpUse("half_whole", "_to_copy", "", "train.py:56", 0, 330.0, 512.0)
     said = answers(evidence(run(steps(FLAT), table, read)))["rounded_whole_numbers"]
     assert (said.status, said.line) == (Status.FOUND, "data.py:15")
+
+
+def test_ids_out_of_a_half_buffer_or_array_lead_to_where_they_became_half() -> None:
+    read = OpUse("half_whole", "_to_copy", "", "train.py:40", 0, 330.0, 512.0)
+    buffer = replace(SITE, kind="module", role="buffers", line="train.py:39")
+    own = replace(SITE, role="data", whole=False, line="train.py:40")  # at the line that reads
+    array = HalfSite("cast", "train.py:38", "numpy.float16", "fp16", role="data", calls=1)
+    taken = HalfSite("loaded", "train.py:40", "torch.from_numpy", "fp16", calls=1)
+    for sites, lines in (
+        ([buffer], "train.py:39"),
+        ([own], "train.py:40"),
+        ([array, taken], "train.py:38,train.py:40"),  # no numbers of these are known
+        ([array, taken, replace(taken, line="train.py:5")], ""),  # too many to tell
+    ):
+        said = answers(evidence(run(steps(FLAT), read, *sites)))["rounded_whole_numbers"]
+        assert said.status is Status.FOUND
+        assert said.fix.controls == ((f"fp32_lines:{lines}",) if lines else ())
+        assert said.line == (lines or "train.py:40").partition(",")[0]

@@ -82,6 +82,19 @@ def test_zeros_of_bf16_are_rounding_and_no_underflow() -> None:
         assert status("gradient_underflow", evidence(view, fp32)) is expected
 
 
+def test_what_is_saved_as_zero_is_lost_before_a_gradient() -> None:
+    """No loss scale reaches activations that become half for the backward pass alone."""
+    saved = HalfSite("saved", "train.py:17", "Tensor.half", "fp16", "saved activations",
+                     calls=9, elements=1000, zeroed=400)  # fmt: skip
+    fp32 = fp32_run(steps(FALLING, grad_zero=0))
+    own = run(steps(FLAT, grad_zero=900, **WITHOUT_SCALER), saved)
+    said = answers(evidence(own, fp32))["gradient_underflow"]
+    assert said.status is Status.PASSED
+    assert "400 of 1,000 numbers that line train.py:17 saves" in said.reason
+    harmless = run(steps(FLAT, grad_zero=900, **WITHOUT_SCALER), replace(saved, zeroed=9))
+    assert status("gradient_underflow", evidence(harmless, fp32)) is Status.FOUND
+
+
 def test_lost_gradients_that_cost_nothing_are_latent_and_no_fault() -> None:
     diagnosis = diagnose(zeros(120, 0, FALLING))
     assert diagnosis.verdict == "no_fault"

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.functional import mse_loss
@@ -38,6 +39,8 @@ PATCHED: list[tuple[Any, str]] = [
         "set_default_dtype", "set_default_tensor_type", "from_numpy", "from_dlpack", "frombuffer",
         "HalfTensor", "BFloat16Tensor")),
     (torch._utils, "_rebuild_tensor"),
+    (torch.autograd, "_engine_run_backward"),
+    (torch.autograd.graph.saved_tensors_hooks, "__init__"),
     *((torch.amp.autocast_mode.autocast, name) for name in ("__enter__", "__exit__")),
 ]  # fmt: skip
 WORDS = ("fp32", "bf16", "scale:8", "init_scale:8", "growth_interval:3", "add_scaler",
@@ -59,6 +62,54 @@ def test_everything_is_taken_back(word: str, raises: bool) -> None:
         if raises:
             raise KeyError("the script's own")
     assert all(a is b or a == b for a, b in zip(before, _state(), strict=True))
+
+
+class _Halves(torch.autograd.Function):
+    """Rounds in its backward pass."""
+
+    seen: list[torch.dtype]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        _Halves.seen.append(gradient.half().dtype)
+        return gradient
+
+
+@pytest.mark.parametrize("word", ["fp32", "bf16", f"fp32_lines:{Path(__file__).name}:LINE"])
+@pytest.mark.parametrize("by", [Tensor.backward, torch.autograd.backward, torch.autograd.grad])
+def test_what_a_script_casts_while_torch_calls_it(word: str, by: Callable[..., Any]) -> None:
+    """Hooks, functions and recomputed modules run from inside a call of torch's, for which torch
+    takes function modes off."""
+    seen = _Halves.seen = []
+
+    def cast(tensor: Tensor) -> Tensor:
+        seen.append(tensor.half().dtype)  # LINE
+        return tensor
+
+    with applied(_at_lines(word)):
+        weight = torch.ones(3, requires_grad=True)
+        weight.register_hook(lambda gradient: [cast(gradient), None][1])
+        with torch.autograd.graph.saved_tensors_hooks(cast, cast):
+            made = weight.square()
+        again = torch.utils.checkpoint.checkpoint(
+            lambda x: cast(x).square(), made, use_reentrant=False
+        )
+        out = _Halves.apply(again).sum()
+        by(out, *([weight] if by is torch.autograd.grad else []))
+    wanted = {"bf16": torch.bfloat16}.get(word, torch.float32)
+    assert len(seen) == 6  # packed; computed, and again; function; unpacked; hook
+    own = [dtype for dtype in seen if dtype is not wanted]
+    assert own == ([torch.float16] if "LINE" in word else [])  # the function's, on another line
+
+
+def _at_lines(word: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.endswith("  # LINE"))
+    return word.replace("LINE", str(number))
 
 
 def _default_dtype(half: torch.dtype) -> torch.Tensor:

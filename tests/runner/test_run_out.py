@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.observations import BadOp, OptimizerStep
+from ampscope.observations import BadOp, HalfSite, OptimizerStep
 from ampscope.records import RUN_OUT_S, RunSpec
 from ampscope.runner import script
 from ampscope.runner.script import RunCallbacks, ScriptResult, only_steps_note, run_script
@@ -54,6 +54,8 @@ def test_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps_of(result) == [*range(30)]
     assert result.outcome.notes[-1] == only_steps_note(10)
     assert not any(isinstance(o, BadOp) for o in result.observations)  # ops are seen no more
+    sites = [o for o in result.observations if isinstance(o, HalfSite)]
+    assert [s.op for s in sites if s.step == 15] == ["torch.tensor", "Tensor.half"]  # casts are
     assert (tmp_path / "reached").exists()
 
 

@@ -375,8 +375,20 @@ def fp32_lines(lines: Iterable[str], own_folder: str) -> Iterator[set[str]]:
     """Lift what these lines of the script round to half: torch calls that they make compute in
     fp32, and what they make or load in half is fp32. Gives the lines that have made none yet."""
     mode = _Fp32Lines(set(lines), own_folder)
-    with _replaced(mode):
+    with _replaced(mode), Patches() as patches:
+        patches.wrap(Tensor, "register_hook", _hooked)
         yield mode.missing
+
+
+def _hooked(original: Any, tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+    """Autograd refuses a hook that changes the dtype of a gradient."""
+
+    def called(gradient: Tensor) -> Any:
+        given = hook(gradient)
+        with torch._C.DisableTorchFunction():
+            return given.to(gradient.dtype) if isinstance(given, Tensor) else given
+
+    return original(tensor, called)
 
 
 class _Fp32Lines(_Replace):
