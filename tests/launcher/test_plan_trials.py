@@ -19,7 +19,6 @@ from ampscope.control import NUDGED, Control
 from ampscope.diagnosis.compiled import diagnosis_with_compiled_run
 from ampscope.diagnosis.cure import by_trials
 from ampscope.diagnosis.findings import Finding, diagnose
-from ampscope.diagnosis.result import Trial
 from ampscope.diagnosis.result import DiagnosisResult, Trial, report_of
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import Accelerator

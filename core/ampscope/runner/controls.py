@@ -228,7 +228,7 @@ class _Replace(TorchFunctionMode):
     def inside(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of torch's from which code of the script's runs: hooks, the backward of
         its functions, checkpointed modules. torch takes a mode off while it handles a call."""
-        if self in _get_current_function_mode_stack():
+        if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
             return original(*args, **kwargs)
         with self:
             return original(*args, **kwargs)
