@@ -246,6 +246,15 @@ def test_the_cast_of_the_moments_is_the_line() -> None:
     assert found.fix.controls == ("fp32_lines:train.py:49",)
 
 
+@pytest.mark.parametrize(("role", "says"), [("moments", Status.FOUND), ("", Status.NOT_APPLICABLE)])
+def test_moments_of_which_none_is_left_are_told_by_their_cast(role: str, says: Status) -> None:
+    """Zeros fit every format; a script may also set its moments to zero itself."""
+    site = HalfSite("cast", "train.py:49", "Tensor.to", "fp16", role, 9, elements=9, zeroed=9)
+    own = _resumed(JUMPS, 50.0, 1.0, "")
+    made = RunView("as_is", "r", [*own.calls, *own.steps, site, own.outcome])
+    assert status("optimizer_state_range", evidence(made, made)) is says
+
+
 @pytest.mark.parametrize(("rise", "says"), [(1.08, Status.FOUND), (1.0, Status.LATENT)])
 def test_losses_on_the_same_batches_tell_more_than_their_scatter(rise: float, says: Status) -> None:
     """The control kept its state in fp32: batch by batch its loss is the lower one."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampscope.analysis.run_view import RunView
 from ampscope.numerics.formats import FP16
-from ampscope.observations import OptimizerStep
+from ampscope.observations import HalfSite, OptimizerStep
 
 COMPARED = 3  # first steps, in which both runs still have much the same weights
 ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by less than this factor
@@ -149,23 +149,34 @@ def round_trip(run: RunView, fp32: RunView | None) -> RoundTrip | None:
     alone, and m / sqrt(v) for beta2 = 0.999 more than thirty times what it was.
     """
     for place, step in enumerate(run.steps):
-        if step.skipped or step.grad_nonfinite or not step.written_in:
+        if step.skipped or step.grad_nonfinite:
+            continue
+        if not step.written_in and (dtype := _flushed_in(run.sites, step)):
+            step = replace(step, written_in=dtype)
+        if not step.written_in:
             continue
         infinite = bool(step.state_nonfinite) and "fp16" in step.written_in
         if not infinite and (step.written_zero_share or 0.0) < MIN_LOST:
             continue
-        found = _first_step_of(run.steps, place, fp32)
+        found = _first_step_of(run.steps, place, step, fp32)
         if infinite or (found.leap or 0.0) > LEAPS:
             return found
     return None
 
 
-def _first_step_of(steps: Sequence[OptimizerStep], place: int, fp32: RunView | None) -> RoundTrip:
+def _flushed_in(sites: Sequence[HalfSite], step: OptimizerStep) -> str:
+    """The format in which moments became zero before ``step``, where none is left to show it."""
+    casts = (s for s in sites if s.role == "moments" and s.step <= step.step and s.zeroed)
+    return next((s.dtype for s in casts if s.zeroed >= MIN_LOST * s.elements), "")
+
+
+def _first_step_of(
+    steps: Sequence[OptimizerStep], place: int, first: OptimizerStep, fp32: RunView | None
+) -> RoundTrip:
     """Compared with the fp32 control where that kept the moments in fp32; else with the steps
     before; else, in a process that only resumes, with its own later ones."""
-    first = steps[place]
     taken = [a for a in steps if not a.skipped]
-    at = next(n for n, a in enumerate(taken) if a is first)
+    at = next(n for n, a in enumerate(taken) if a is steps[place])
     after = _losses(taken[at + 1 : at + 1 + FELT])
     control = [] if fp32 is None else [a for a in fp32.steps if not a.skipped]
     same = next((n for n, a in enumerate(control) if a.step == first.step), None)

@@ -21,7 +21,7 @@ from ampscope.analysis.run_view import TAIL_SHARE, RunView
 LESS, MORE, UNKNOWN = -1, 1, 0  # which is better
 MOST_TOLD = 3
 # Shares that a difference must exceed, see :func:`_is_beyond`.
-LEFT_SHARE, COURSE_SHARE = 0.3, 0.05
+LEFT_SHARE, COURSE_SHARE = 0.2, 0.05
 LEFT_APART, COURSE_APART = 0.6, 0.3  # of two runs that do not begin alike
 SURE = 3.0  # standard errors
 MIN_COURSE = 5  # values that show in which direction a number moves
