@@ -368,6 +368,28 @@ def test_a_line_in_fp32_leaves_its_own_casts_out() -> None:
 
 
 # Each writes into memory that the script goes on to use, or asks for the tensor itself.
+class _HalfIds(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(5001 + 2 * index).half()
+
+
+def test_what_the_workers_of_a_loader_round_is_lifted_with_the_line_that_takes_it() -> None:
+    loader = torch.utils.data.DataLoader(
+        _HalfIds(), batch_size=2, num_workers=1, multiprocessing_context="fork"
+    )
+    number = 1 + next(
+        n for n, line in enumerate(Path(__file__).read_text().splitlines())
+        if line.endswith("[*loader]")
+    )  # fmt: skip
+    with applied(f"fp32_lines:{Path(__file__).name}:{number}"):
+        lifted = [*loader]
+    assert torch.cat(lifted).tolist() == [5001.0, 5003.0, 5005.0, 5007.0]
+    assert torch.cat([*loader]).tolist() == [5000.0, 5004.0, 5004.0, 5008.0]
+
+
 _WRITES: dict[str, Callable[[Tensor], object]] = {
     "item": lambda p: p.detach().__setitem__(1, 5.0),
     "out": lambda p: torch.add(p.detach(), 1.0, out=p.detach()),

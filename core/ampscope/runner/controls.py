@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils.data import get_worker_info
 
 from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
@@ -404,6 +406,8 @@ class _Fp32Lines(_Replace):
         self.source = SourceLines(own_folder)
 
     def changes(self, frame: FrameType) -> bool:
+        if get_worker_info() is not None:
+            return self._is_asked_for()
         line = line_name((frame.f_code.co_filename, frame.f_lineno))
         if line in self.lines:
             self.missing.discard(line)
@@ -417,6 +421,10 @@ class _Fp32Lines(_Replace):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if get_worker_info() is not None:
+            if self._is_asked_for():
+                return super().__torch_function__(func, types, args, kwargs)
+            return func(*args, **(kwargs or {}))
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if not self.applies() or name in _AS_THEY_ARE:
             try:
@@ -444,6 +452,16 @@ class _Fp32Lines(_Replace):
         if _memory(made) & _memory([copy.numbers for copy in copies]):
             return func(*args, **kwargs)  # a view, through which the script may write
         return made
+
+    def _is_asked_for(self) -> bool:
+        """In a worker of a loader: whether it works for one of the lines, which holds what they
+        take from the loader. Forked, it has their frames below its own."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if line_name((frame.f_code.co_filename, frame.f_lineno)) in self.lines:
+                return True
+            frame = frame.f_back
+        return False
 
 
 class _Wide(NamedTuple):
