@@ -79,7 +79,9 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
     planted = pair.planted
     harmed = bool(proof.damage and proof.damage.is_harmed)
     healthy = planted.cause == "no_fault"
-    latent = [f for f in found.get("latent", []) if f["cause"] in planted.accept]
+    what = planted.mechanism
+    at_its_line = what.at_line if what else ()
+    latent = [f for f in found.get("latent", []) if f["cause"] in (*planted.accept, *at_its_line)]
     findings = found["findings"]
     if not findings and not healthy and not harmed:  # numbers are lost, and that is what it says
         findings = latent
@@ -89,8 +91,7 @@ def row_of(pair: Pair, proof: Proof, found: Row, policy: str) -> Row:
     file, number = _file_and_line(first.get("line") or "")
     at_line = number is not None and (file, number) in [(pair.file, n) for n in lines]
     named = [c for c in planted.accept if c != ROUNDING]  # rounding elsewhere is another verdict
-    what = planted.mechanism
-    site_right = at_line and causes[0] in (*named, *(what.at_line if what else ()), ROUNDING)
+    site_right = at_line and causes[0] in (*named, *at_its_line, ROUNDING)
     right = causes[0] in named or (what is not None and not healthy and site_right)
     return {
         "script": pair.name,

@@ -157,7 +157,7 @@ def test_mechanisms_without_a_rule_are_counted_apart() -> None:
     rows = []
     for name, program, cause in (
         ("row_ids_cast", "feed_ranker", "harmful_rounding"),
-        ("stamps_file", "tide_gauge", "no_fault"),
+        ("map_coordinates_file", "lidar_tiles", "no_fault"),
         ("hits_counted_in_half", "feed_ranker", "half_accumulation_stagnation"),
     ):
         pair = made(MECHANISMS[name], program, TEXTS[program], 1, formed=False)
@@ -171,7 +171,7 @@ def test_mechanisms_without_a_rule_are_counted_apart() -> None:
     assert found["shares"]["cause or site first, without a rule"] == [0, 1]
     assert found["shares"]["lifted site heals"] == [0, 2]
     assert found["shares"]["no fault over damage"] == [1, 3]
-    assert found["by role"] == {"ids": [1, 1], "metric": [1, 1], "timestamps": [0, 1]}
+    assert found["by role"] == {"ids": [1, 1], "metric": [1, 1], "coordinates": [0, 1]}
 
 
 def test_a_drawing_of_mechanisms_has_these_and_their_twins(monkeypatch: pytest.MonkeyPatch) -> None:
