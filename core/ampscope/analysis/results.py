@@ -178,6 +178,7 @@ def _is_beyond(
     ends: the 19 results that 18 of them name in words ended worse than fp32's by at most 19 % of
     what was left (a loss of 0.0210 against 0.0171, 0.1 % of its course) and by at most 4.2 % of
     their course (a loss of 2.079 against 2.064, 0.7 % of what was left); none had both above 1 %.
+    Of 35 numbers that the 94 scripts print, with or without such a name, one had both at 13 %.
     """
     ends = _end(own), _end(reference)
     if better == UNKNOWN or not math.isfinite(ends[1]):
