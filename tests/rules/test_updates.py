@@ -90,7 +90,10 @@ def test_what_is_saved_as_zero_is_lost_before_a_gradient() -> None:
     own = run(steps(FLAT, grad_zero=900, **WITHOUT_SCALER), saved)
     said = answers(evidence(own, fp32))["gradient_underflow"]
     assert said.status is Status.PASSED
-    assert "400 of 1,000 numbers that line train.py:17 saves" in said.reason
+    assert "400 of 1,000 activations that line train.py:17 makes" in said.reason
+    own = run(steps(FLAT, grad_zero=900, **WITHOUT_SCALER),
+              replace(saved, kind="function", role="activations"))  # fmt: skip
+    assert status("gradient_underflow", evidence(own, fp32)) is Status.PASSED
     harmless = run(steps(FLAT, grad_zero=900, **WITHOUT_SCALER), replace(saved, zeroed=9))
     assert status("gradient_underflow", evidence(harmless, fp32)) is Status.FOUND
 

@@ -73,8 +73,8 @@ def check(evidence: Evidence) -> Verdict:
     if _computes_in_fp32(run) and (found := _cast_away(evidence, fp32)) is not None:
         return found  # gradients left the backward pass whole, and no loss scale reaches the cast
     if (saved := _saved_as_zero(run)) is not None:
-        what = f"{saved.zeroed:,} of {saved.elements:,} numbers that line {saved.line} saves for"
-        return passed(f"{share}. {what} the backward pass became zero before, in {saved.dtype}.")
+        what = f"{saved.zeroed:,} of {saved.elements:,} activations that line {saved.line} makes"
+        return passed(f"{share}. {what} half for the backward pass became zero before.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
     counted = next(iter(run.own_gradients), None)
@@ -100,9 +100,11 @@ def check(evidence: Evidence) -> Verdict:
 
 
 def _saved_as_zero(run: RunView) -> HalfSite | None:
-    """Where activations become half for the backward pass alone, which no loss scale reaches."""
-    lost = (site for site in run.sites if site.kind == "saved" and site.elements)
-    return next((site for site in lost if site.zeroed > LOST * site.elements), None)
+    """Where activations become half for the backward pass alone, which no loss scale reaches: by a
+    hook on what is saved, or in the forward pass of a function of the script's own."""
+    saved = {("saved", "saved activations"), ("function", "activations")}
+    lost = (s for s in run.sites if (s.kind, s.role) in saved and s.elements)
+    return next((s for s in lost if s.zeroed > LOST * s.elements), None)
 
 
 def _asked_for(evidence: Evidence, fp32: RunView) -> Verdict | None:
