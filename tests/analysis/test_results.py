@@ -90,6 +90,22 @@ def test_the_rate_that_is_left() -> None:
     assert not worse_results(view({}, waits), view({}, kept))
 
 
+def test_a_rate_that_stands_still_while_the_controls_falls() -> None:
+    """0.2 * 0.9985 rounds back to 0.2 in bf16."""
+    count = len(steps())
+    falls = [replace(a, lr=0.2 * 0.97**n) for n, a in enumerate(steps())]
+    stuck = [replace(a, lr=0.2) for a in steps()]
+    (found,) = worse_results(view({}, stuck), view({}, falls))
+    assert (found.own, found.reference) == (0.2, 0.2 * 0.97 ** (count - 1))
+    assert not worse_results(view({}, falls), view({}, stuck))
+    coarse = [replace(a, lr=0.2 * 0.97 ** (n // 4 * 4)) for n, a in enumerate(steps())]
+    assert not worse_results(view({}, coarse), view({}, falls))  # rounded, and it follows
+    plateau = [replace(a, lr=0.2 if n < count - 5 else 0.02) for n, a in enumerate(steps())]
+    assert not worse_results(view({}, stuck), view({}, plateau))
+    waits = but(stuck, [3], skipped=True)  # a schedule that moves only where a step was taken
+    assert not worse_results(view({}, waits), view({}, falls))
+
+
 def test_losses_that_play_against_each_other_are_no_results() -> None:
     both = [replace(a, optimizer=f"optimizer{a.step % 2}") for a in steps()]
     losses, accuracies = {"g_loss": [1.0, 0.9]}, {"acc": [0.2]}

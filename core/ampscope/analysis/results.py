@@ -34,6 +34,9 @@ LEARNS_SHARE = 0.03  # of its first loss: what a control must have gained to sho
 # Of the control's learning rate, and of its highest. A schedule that waits for a plateau may have
 # come to three divisions by ten more.
 LOST_RATE, SPENT_RATE = 5e-4, 1e-3
+# A schedule that is kept in half stands still once its changes are below half a spacing; one that
+# waits for a plateau has a few values alone, in either run.
+STUCK_RATE, MIN_MOVED = 0.2, 10
 
 _LESS = {
     "loss", "losses", "error", "err", "errors", "mse", "rmse", "mae", "mape", "nll", "ppl", "bce",
@@ -253,7 +256,8 @@ def shares(
 
 
 def _learning_rate(run: RunView, control: RunView) -> list[ComparedResult]:
-    """The rate of the last step that both made, where the run has lost nearly all of it."""
+    """The rate of the last step that both made, where the run has lost nearly all of it, or where
+    it stands still while the control's moves on."""
     count = min(len(run.steps), len(control.steps))
     if not count:
         return []
@@ -261,6 +265,14 @@ def _learning_rate(run: RunView, control: RunView) -> list[ComparedResult]:
     highest = max(step.lr for step in control.steps[:count])
     is_spent = reference.lr <= SPENT_RATE * highest
     is_other = own.optimizer != reference.optimizer or own.skipped  # a schedule that waits, too
-    if is_other or is_spent or own.lr >= LOST_RATE * reference.lr:
+    if is_other:
         return []
-    return [ComparedResult("learning rate", own.lr, reference.lr, MORE, beyond=True)]
+    if not is_spent and own.lr < LOST_RATE * reference.lr:
+        return [ComparedResult("learning rate", own.lr, reference.lr, MORE, beyond=True)]
+    later = range(count // 2, count)
+    moved = {control.steps[n].lr for n in later if control.steps[n].optimizer == own.optimizer}
+    stands = {run.steps[n].lr for n in later if run.steps[n].optimizer == own.optimizer}
+    is_far = abs(own.lr - reference.lr) > STUCK_RATE * max(own.lr, reference.lr)
+    if len(stands) == 1 and len(moved) >= MIN_MOVED and is_far and not run.skips:
+        return [ComparedResult("learning rate", own.lr, reference.lr, UNKNOWN, beyond=True)]
+    return []
