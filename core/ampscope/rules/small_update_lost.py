@@ -42,7 +42,7 @@ from ampscope.analysis.half_tensors import (
 )
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import lags, learns_slower
-from ampscope.control import BASELINE
+from ampscope.control import BASELINE, Control
 from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -123,13 +123,18 @@ def _stagnated(run: RunView) -> Verdict | None:
     if op is None:
         return None
     share, step = op.error or 0.0, op.step
-    return _found(
+    found = _found(
         op.module,
         f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
         f" elements stay as they are, {op.count} times: the updates are below half the spacing.",
         Measurement("elements that stand still", share, STAGNATED_SHARE, BASELINE, step),
         Measurement("times", op.count, MIN_AVERAGE_STAGNATED, BASELINE, step),
     )
+    # An average that lives in half rounds each update again, in whatever precision it is computed.
+    made = (s.line for s in run.sites if s.role == "weights" and s.kind in MADE)
+    lines = [*dict.fromkeys(line for line in (op.line, *made) if line)][:MOST_LINES]
+    fix = replace(found.fix, controls=(Control.of(fp32_lines=tuple(lines)),)) if lines else None
+    return replace(found, line=op.line, fix=fix or found.fix)
 
 
 def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
@@ -138,6 +143,8 @@ def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
     return replace(found, module=module or None)
 
 
+MADE = ("cast", "made", "loaded", "module")  # kinds of a site
+MOST_LINES = 3
 MASTERS = "model = model.float()  # masters in fp32; autocast computes in half\n"
 COPY = "average = copy.deepcopy(model).float()  # and p.float() of the weights that go into it\n"
 CONTROLS = ("fp32_state", "fp32_params")
