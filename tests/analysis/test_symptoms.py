@@ -294,6 +294,21 @@ def test_losses_are_compared_by_what_is_left_of_them(
     assert (Symptom.BEHIND in symptoms(run(steps(own)), fp32_run(steps(full)))) is is_one
 
 
+@pytest.mark.parametrize(
+    ("own", "fp32", "is_behind"),
+    [
+        (3e-3, 1e-5, True),  # weights went through a half file: half a percent of the first loss
+        (3e-3, 2e-3, False),  # fp32 is as high: a harder task, a loss that grows
+        (2e-5, 1e-5, False),
+        (3e-3, 0.0, True),
+    ],
+)
+def test_what_a_run_loses_that_it_had_itself(own: float, fp32: float, is_behind: bool) -> None:
+    before = [0.5, *(0.1 / (n + 1) for n in range(9)), *(1e-5,) * 20]
+    found = seen([*before, *(own,) * 20], [*before, *(fp32,) * 20], 0)
+    assert (Symptom.BEHIND in found) is is_behind
+
+
 def test_what_a_search_for_the_scale_has_cost_is_no_more_left() -> None:
     # 30 of 100 steps are skipped: the run is where fp32 was 30 steps before.
     late = run(search(steps([4.0] * 30 + LEARNED[:70]), 2.0**24, 30))

@@ -83,10 +83,11 @@ def _seen(op: BadOp) -> tuple[str, Measurement]:
             f"{op.op} in {place(op)} is {error:.0%} away from the fp32 result of the same inputs.",
             Measurement("relative error of the sum", error, INACCURATE_ERROR, BASELINE, op.step),
         )
-    if op.kind == "drift":
+    if op.kind == "drift":  # of the total as it is, which may be a seventh of what it should be
+        lost = f"{error:.0%} of its value" if error < 1 else f"{error:.1f} times what is left of it"
         return (
-            f"The running sum at line {op.line} has lost {error:.0%} of its value to rounding in"
-            f" {op.dtype}: its terms are smaller than half the spacing of the total.",
+            f"The running sum at line {op.line} has lost {lost} to rounding in {op.dtype}: its"
+            " terms are smaller than half the spacing of the total.",
             Measurement(
                 "rounding errors over the total", error, INACCURATE_ERROR, BASELINE, op.step
             ),

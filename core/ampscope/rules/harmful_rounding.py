@@ -29,6 +29,7 @@ from ampscope.number_words import plural
 from ampscope.observations import HalfSite
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
+LOADER = "torch.utils.data.DataLoader"  # the op of a site whose numbers other processes make
 _WORDS = {
     "fp32_params": "the parameters",
     "fp32_state": "the optimizer's state",
@@ -70,6 +71,8 @@ def _rounds(site: HalfSite) -> str:
     """What the site does to its numbers, in words."""
     role = site.role or "numbers"
     left = site.distinct - site.merged
+    if site.op == LOADER:
+        return f"{role} come from the workers of its loader in {site.dtype}"
     merges = (
         f"it rounds {role} to {site.dtype}, and of {site.distinct:,} different ones {left:,} "
         "are left"

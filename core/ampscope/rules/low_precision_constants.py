@@ -35,10 +35,12 @@ from ampscope.rules.verdict import (
     passed,
 )
 
+RANGE = "half_range"
+CASTS = ("_to_copy", "copy_")  # ops of a use that makes half of any numbers, and of no table alone
 LEARNED = "half_learned_phase"  # of a sine as an activation: there is no table
 # What the recorder noted of an op's use: the sentence, and the name of the value.
 USES = {
-    "half_range": ("A range in half precision has repeated values", "distinct values"),
+    RANGE: ("A range in half precision has repeated values", "distinct values"),
     "half_phase": (
         "The argument of a sine or cosine is too large for half precision",
         "error in radians",
@@ -64,7 +66,12 @@ def check(evidence: Evidence) -> Verdict:
         if use is not None:
             seen = Measurement(value, use.value or 0.0, use.other, BASELINE, use.step)
             module = use.module or owner_of_only_table(run)
+            if name == RANGE and use.op in CASTS:
+                words = "Numbers that a cast makes half fall onto one another"
             found = _found(words, seen, module, f"aten.{use.op}", use.line)
+            if name == RANGE and use.op in CASTS:
+                text = "Leave out the cast to half, or take out what is common to all first."
+                found = replace(found, fix=replace(found.fix, text=text, patch=""))
             return _in_fp32(found, module) if name == LEARNED else found
     table = None if evidence.fp32 is None else inaccurate_table(run, evidence.fp32)
     if table is None:
