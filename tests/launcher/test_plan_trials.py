@@ -192,6 +192,17 @@ def test_a_run_that_says_nothing_of_a_fix_is_told_too(
     assert "(fp32_modules:b): the script ran out of memory" in each_run(_reported(plan))
 
 
+def test_a_search_for_sites_is_told_as_one() -> None:
+    """Its runs are halves of a bisection: of interest are what cured, and how many there were."""
+    plan = _with_baselines(Runs(_bad("a"), False, ("b", "d")))
+    for lines in ("train.py:1", "train.py:1,train.py:2", "train.py:3"):
+        plan.control(f"fp32_lines:{lines}")
+    told = each_run(_reported(plan))
+    assert told == "3 more with other sites in fp32: the search for these"
+    plan.control("scale:1")
+    assert "(scale:1): 0 steps, not judged as a fix; 3 more" in each_run(_reported(plan))
+
+
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("first", [0, 30])
 def test_later_runs_hear_where_half_precision_begins(first: int, shares: bool) -> None:

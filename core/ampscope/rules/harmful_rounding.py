@@ -112,6 +112,9 @@ def _fix(control: str, names: tuple[str, ...], site: HalfSite | None) -> Fix:
         kind, text = "fp32_optimizer_state", "Keep the optimizer's state in fp32."
     elif Control(control).first.name == "fp32_modules":
         kind, text = "fp32_module", f"Keep {where} in fp32."
+    elif site is not None and site.op == LOADER:
+        kind = "drop_cast"
+        text = f"Keep fp32 in the dataset, or in the function that makes the batches of {where}."
     elif site is None or site.kind == "autocast":
         kind, text = "rewrite_op", f"Compute {where} in fp32."
     elif site.whole:

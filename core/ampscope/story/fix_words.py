@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ampscope.analysis.hand_casts import without_casts
+from ampscope.analysis.lifting import lifted
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.control import BASELINE, COMPILED, Control
@@ -81,14 +82,21 @@ def _said(run: RunInfo) -> str:
 
 def each_run(report: DiagnosisResult) -> str:
     """What each run beside the baseline and its controls showed; the same outcome of several is
-    said once."""
+    said once, and a search for the sites that harm is one outcome."""
     found: dict[str, list[str]] = {}
     for trial in report.trials:
         said = outcome(trial, report.runs.get(trial.control))
         found.setdefault(said, []).append(_with_name(trial.control))
-    for control, said in _others(report):
-        found.setdefault(said, []).append(_with_name(control))
-    return "; ".join(f"{', '.join(names)}: {said}" for said, names in found.items())
+    others = _others(report)
+    lifts = [c for c, _ in others if lifted(c) and not report.runs[c].message]
+    searches = {*lifts} if len(lifts) > 1 else set()
+    for control, said in others:
+        if control not in searches:
+            found.setdefault(said, []).append(_with_name(control))
+    parts = [f"{', '.join(names)}: {said}" for said, names in found.items()]
+    if searches:
+        parts.append(f"{len(searches)} more with other sites in fp32: the search for these")
+    return "; ".join(parts)
 
 
 def _others(report: DiagnosisResult) -> list[tuple[str, str]]:
