@@ -241,3 +241,12 @@ def test_an_overflow_explains_the_statistics_that_it_poisons() -> None:
     found = diagnose(made)
     assert causes(found) == ["activation_overflow"]
     assert [c.cause for c in found.findings[0].consequences] == [STATS]
+
+
+@pytest.mark.parametrize(("op", "builds_a_range"), [("arange", True), ("_to_copy", False)])
+def test_a_cast_of_data_is_no_range_to_be_built_anew(op: str, builds_a_range: bool) -> None:
+    use = OpUse("half_range", op, "", LINE, 0, 641.0, 2048.0)
+    found = answers(evidence(run(steps(FLAT), use)))["low_precision_constants"]
+    assert found.status is Status.FOUND
+    assert bool(found.fix.patch) is builds_a_range
+    assert found.fix.controls == (f"fp32_lines:{LINE}",)

@@ -36,6 +36,7 @@ from ampscope.rules.verdict import (
 )
 
 RANGE = "half_range"
+MERGED = "Numbers that a cast makes half fall onto one another"
 CASTS = ("_to_copy", "copy_")  # ops of a use that makes half of any numbers, and of no table alone
 LEARNED = "half_learned_phase"  # of a sine as an activation: there is no table
 # What the recorder noted of an op's use: the sentence, and the name of the value.
@@ -67,11 +68,8 @@ def check(evidence: Evidence) -> Verdict:
             seen = Measurement(value, use.value or 0.0, use.other, BASELINE, use.step)
             module = use.module or owner_of_only_table(run)
             if name == RANGE and use.op in CASTS:
-                words = "Numbers that a cast makes half fall onto one another"
+                return _cast(_found(MERGED, seen, module, f"aten.{use.op}", use.line))
             found = _found(words, seen, module, f"aten.{use.op}", use.line)
-            if name == RANGE and use.op in CASTS:
-                text = "Leave out the cast to half, or take out what is common to all first."
-                found = replace(found, fix=replace(found.fix, text=text, patch=""))
             return _in_fp32(found, module) if name == LEARNED else found
     table = None if evidence.fp32 is None else inaccurate_table(run, evidence.fp32)
     if table is None:
@@ -103,6 +101,11 @@ def _found(words: str, value: Measurement, module: str, op: str = "", line: str 
             tuple(f"{control}:{place}" for control, place in places if place),
         ),
     )
+
+
+def _cast(found: Verdict) -> Verdict:
+    text = "Leave out the cast to half, or take away what is common to all numbers first."
+    return replace(found, fix=replace(found.fix, text=text, patch=""))
 
 
 def _in_fp32(found: Verdict, module: str) -> Verdict:
