@@ -90,6 +90,15 @@ def test_the_rate_that_is_left() -> None:
     assert not worse_results(view({}, waits), view({}, kept))
 
 
+def test_skipped_steps_are_a_delay() -> None:
+    """Of a search for the scale that takes 14 of 50 steps."""
+    own, fp32 = {"loss": [1.126]}, {"loss": [0.8607]}
+    assert worse_results(view(own, steps()), view(fp32, steps()))
+    delayed = but(steps(), [0, 1], skipped=True)
+    assert not worse_results(view(own, delayed), view(fp32, steps()))
+    assert worse_results(view({"loss": [1.5]}, delayed), view(fp32, steps()))
+
+
 def test_a_rate_that_stands_still_while_the_controls_falls() -> None:
     """0.2 * 0.9985 rounds back to 0.2 in bf16."""
     count = len(steps())
