@@ -189,7 +189,9 @@ class ScriptRuns:
         """
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
-            spec = replace(spec, cadence=NOTHING, settings=(*spec.settings, *self._run_out))
+            spec = replace(spec, cadence=NOTHING)
+        if control != BASELINE:  # another of which may be compared as it is
+            spec = replace(spec, settings=(*spec.settings, *self._run_out))
         run_id = new_run_id()
         self._open.add(run_id)  # first: a signal may end this function at any place
         RunWriter.create(self.store, spec, run_id).close()
