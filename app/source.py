@@ -37,6 +37,8 @@ def read(run: RunInfo) -> list[File] | None:
             "source or with an older ampscope.",
         )
         return None
+    if case is not None and case.head.id != run.id:
+        st.caption("Beside the lines stands what the unchanged run did; this is a control of it.")
     return found
 
 

@@ -60,6 +60,14 @@ def test_dtypes_casts_and_the_first_bad_op_stand_beside_the_line(
     assert "the first bad op" in rows[row + 2]
 
 
+def test_of_a_control_it_is_said_whose_lines_these_are(store_path: Path, open_page: Open) -> None:
+    run = diagnosed(store_path, *LINES)
+    steps = [script_stores.broken(n) for n in range(script_stores.STEPS)]
+    control = script_stores.run(store_path, "fp32", script_stores.seen(steps))
+    said = {r: "the unchanged run" in texts(open_page("source", run=r)) for r in (run, control)}
+    assert said == {run: False, control: True}
+
+
 def test_of_a_long_file_only_what_is_told_of_is_shown(store_path: Path, open_page: Open) -> None:
     app = open_page("source", run=diagnosed(store_path, *LINES))
     assert "200 lines of which nothing is told" not in source(app)
