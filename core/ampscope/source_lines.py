@@ -59,12 +59,15 @@ class SourceLines:
         """:meth:`where`, and the line of a library that it led to: the innermost frame of an
         installed package other than torch, ("", 0) when there is none."""
         library = ("", 0)
+        known = self._is_user
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if self.is_user(frame.f_code):
-                return (frame.f_code.co_filename, frame.f_lineno), library
-            if not library[0] and self._is_package(frame.f_code):
-                library = (frame.f_code.co_filename, frame.f_lineno)
+            code = frame.f_code
+            name = code.co_filename
+            if known[name] if name in known else self.is_user(code):
+                return (name, frame.f_lineno), library
+            if not library[0] and self._is_package(code):
+                library = (name, frame.f_lineno)
             frame = frame.f_back
         place, behind = self._behind[-1]
         return place, library if library[0] else behind
@@ -97,9 +100,12 @@ class SourceLines:
 
     def frame(self) -> FrameType | None:
         """Innermost frame of user code, or None."""
+        known = self._is_user  # asked here: millions of frames are looked at in a run
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if self.is_user(frame.f_code):
+            code = frame.f_code
+            name = code.co_filename
+            if known[name] if name in known else self.is_user(code):
                 return frame
             frame = frame.f_back
         return None

@@ -98,7 +98,9 @@ class Runs:
     def share_a_gpu(self) -> bool:
         return False
 
-    def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
+    def start(
+        self, control: str, parent: str = "", limit_s: float = 0.0, light: bool = False
+    ) -> str:
         self.limits.append(limit_s)
         return control
 
@@ -203,15 +205,12 @@ def test_a_search_for_sites_is_told_as_one() -> None:
     assert "(scale:1): 0 steps, not judged as a fix; 3 more" in each_run(_reported(plan))
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("are_jobs", [False, True])
 @pytest.mark.parametrize("first", [0, 30])
-def test_later_runs_hear_where_half_precision_begins(first: int, shares: bool) -> None:
-    """On one GPU the fp32 control, too: it begins when the baseline has ended."""
+def test_later_runs_hear_where_half_precision_begins(first: int, are_jobs: bool) -> None:
+    """The fp32 control, too, but of jobs: it begins when the baseline has ended."""
 
     class Heard(Runs):
-        def share_a_gpu(self) -> bool:
-            return shares
-
         def run(self, control: str, parent: str = "", say: object = None) -> ScriptRun:
             heard.append((control, dict(self.spec.settings).get(HALF_FROM)))
             ran = super().run(control, parent)
@@ -223,11 +222,11 @@ def test_later_runs_hear_where_half_precision_begins(first: int, shares: bool) -
 
     heard: list[tuple[str, str | None]] = []
     runs = Heard(_bad("a"), False, ("a",))
-    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None, are_jobs=are_jobs)
     plan.run_baselines(None)
     plan.control("bf16")
     told = str(first) if first else None
-    assert heard == [("as_is", None), ("fp32", told if shares else None), ("bf16", told)]
+    assert heard == [("as_is", None), ("fp32", None if are_jobs else told), ("bf16", told)]
 
 
 OUT_OF_MEMORY = Outcome(
@@ -297,7 +296,9 @@ class OneAtATime(Runs):
     def share_a_gpu(self) -> bool:
         return self.shares
 
-    def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
+    def start(
+        self, control: str, parent: str = "", limit_s: float = 0.0, light: bool = False
+    ) -> str:
         self.open.append(control)
         self.most_open = max(self.most_open, len(self.open))
         if len(self.open) > 1:
@@ -315,8 +316,8 @@ class OneAtATime(Runs):
         return ScriptRun(cast(RunInfo, info), (self.end,), "")
 
 
-def _with_baselines(runs: Runs) -> DiagnosisPlan:
-    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+def _with_baselines(runs: Runs, *, are_jobs: bool = False) -> DiagnosisPlan:
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None, are_jobs=are_jobs)
     plan.run_baselines(None)
     return plan
 
@@ -324,10 +325,10 @@ def _with_baselines(runs: Runs) -> DiagnosisPlan:
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_failed_beside_another_is_made_again_alone(end: str, both: bool) -> None:
-    """Baseline and fp32 control on one GPU, which has memory for one, or takes one process: the
-    script runs alone, so nothing may be said of memory, or of a device that is not there."""
+    """Baseline and fp32 control as jobs that were given one GPU, which has memory for one, or takes
+    one process: nothing may be said of memory, or of a device that is not there."""
     runs = OneAtATime(end, shares=False, both=both)
-    plan = _with_baselines(runs)
+    plan = _with_baselines(runs, are_jobs=True)
     assert runs.most_open == 2
     assert plan.problem() == ""
     assert runs.made == ["as_is", "fp32", *(["as_is"] if both else []), "fp32"]
@@ -335,10 +336,11 @@ def test_a_run_that_failed_beside_another_is_made_again_alone(end: str, both: bo
     assert diagnose(plan.evidence).findings == expected.findings
 
 
+@pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("end", ENDS)
-def test_on_a_gpu_one_run_is_made_after_the_other(end: str) -> None:
-    runs = OneAtATime(end, shares=True)
-    plan = _with_baselines(runs)
+def test_one_run_is_made_after_the_other(end: str, shares: bool) -> None:
+    runs = OneAtATime(end, shares=shares)
+    plan = _with_baselines(runs, are_jobs=shares)
     plan.prefetch(["bf16", "scale:1"])
     plan.control("bf16")
     assert runs.most_open == 1
@@ -366,12 +368,8 @@ time.sleep(3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_device_that_takes_one_process_at_a_time_is_enough(
-    is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_takes_one_process_at_a_time_is_enough(tmp_path: Path) -> None:
     """Real processes: a name that only one of them can take stands for the device."""
-    monkeypatch.setattr(ScriptRuns, "share_a_gpu", lambda _: is_known)
     script = tmp_path / "train.py"
     script.write_text(ONE_PROCESS)
     spec = RunSpec(str(script), kind="script", args=(str(tmp_path),), time_limit_s=60.0, group="g")
@@ -383,8 +381,8 @@ def test_a_device_that_takes_one_process_at_a_time_is_enough(
         group = reader.group("g")
         ends = [o.error_text for r in group for o in reader.observations(r.id)
                 if isinstance(o, Outcome)]  # fmt: skip
-    assert any("busy or unavailable" in text for text in ends) is not is_known
-    assert any("again, alone" in text for text in said) is not is_known
+    assert not any("busy or unavailable" in text for text in ends)
+    assert not any("again, alone" in text for text in said)
 
 
 def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
@@ -397,7 +395,8 @@ def test_a_run_that_is_out_of_memory_alone_says_so() -> None:
 
     for shares, made in ((True, ["as_is", "fp32"]), (False, ["as_is", "fp32"] * 2)):
         runs = Small("memory of a GPU", shares=shares)
-        assert "ran out of memory" in _with_baselines(runs).problem()
+        plan = _with_baselines(runs, are_jobs=not shares)
+        assert "ran out of memory" in plan.problem()
         assert runs.made == made
 
 
@@ -543,7 +542,9 @@ def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
     order: list[str] = []
 
     class Ordered(Runs):
-        def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
+        def start(
+            self, control: str, parent: str = "", limit_s: float = 0.0, light: bool = False
+        ) -> str:
             order.append(f"start {control}")
             return control
 
@@ -553,7 +554,7 @@ def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
 
     runs = Ordered(_bad("a"), False, ())
     runs.spec = replace(runs.spec, workload=str(script), args=args)
-    _with_baselines(runs)
+    _with_baselines(runs, are_jobs=True)
     assert (order.index("wait as_is") < order.index("start fp32")) is named
 
 
@@ -576,7 +577,7 @@ def test_both_of_two_runs_that_an_overlay_disturbed_are_made_again() -> None:
 
     said: list[str] = []
     runs = Moved(_bad("a"), False, ())
-    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), said.append)
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), said.append, are_jobs=True)
     plan.run_baselines(None)
     assert runs.made == ["as_is", "fp32", "as_is", "fp32"]
     assert [words for words in said if words.startswith("change nothing")] == [

@@ -224,6 +224,16 @@ class RunView:
         return [s for s in self.scans if s.moment == moment and s.kind == kind]
 
 
+def is_broken(run: RunView) -> bool:
+    """Whether a number of ``run`` was not finite, wherever and whatever came of it, or the script
+    raised: what made it so is seen in its ops alone."""
+    ops = any(op.kind == "nonfinite" for op in run.bad_ops)
+    steps = run.first_bad_step is not None or run.guarded_gradients or run.skips
+    others = run.broken_buffers or run.outcome.eval_nonfinite or foreign_values(run)
+    raised = run.outcome.ended in ("exception", "killed") or run.outcome.errors_caught
+    return bool(ops or steps or others or raised)
+
+
 def _finite(value: float | None) -> bool:
     return value is None or math.isfinite(value)
 

@@ -46,6 +46,7 @@ _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 # torch's dispatch keys say all that the door asks of torch's own tensors, but for memory and dtype:
 # meta, functorch, functional, zero, nested, sparse, quantized, conjugate and negative have keys.
 _keys = torch._C._dispatch_keys
+SMALL = 1 << 14  # elements of a tensor on a CPU that is looked at together with others
 _dense_keys: set[int] = set()  # of tensors that passed the door as they are
 
 
@@ -183,8 +184,8 @@ def all_finite(tensor: Tensor) -> bool:
     the largest decide (0.3 ns), which a NaN replaces.
     """
     with own_ops():
-        values = readable(tensor)
-        if values is None or not values.is_floating_point():
+        values = floats(tensor)
+        if values is None:
             return True
         total = values.sum(dtype=torch.float32) if values.dtype in HALF else values.sum()
         if math.isfinite(total.item()):
@@ -193,15 +194,21 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def are_finite(tensors: Sequence[Tensor]) -> list[bool]:
-    """:func:`all_finite` of each tensor; on a device with one wait for all."""
-    if len(tensors) < 2 or all(tensor.is_cpu for tensor in tensors):
+    """:func:`all_finite` of each tensor. On a device with one wait for all; on a CPU, where a call
+    costs more than a few numbers, with few calls for all small tensors."""
+    if len(tensors) < 2:
         return [all_finite(tensor) for tensor in tensors]
-    held = [readable(tensor) for tensor in tensors]
     finite = [True] * len(tensors)
-    places = [n for n, v in enumerate(held) if v is not None and v.is_floating_point()]
-    largest = largest_of([v for n in places if (v := held[n]) is not None])
-    for place, value in zip(places, fetch(largest), strict=True):
-        finite[place] = math.isfinite(value)
+    with own_ops():
+        together: list[tuple[int, Tensor]] = []
+        for place, tensor in enumerate(tensors):
+            if tensor.is_cpu and tensor.numel() > SMALL:
+                finite[place] = all_finite(tensor)
+            elif (values := floats(tensor)) is not None:
+                together.append((place, values))
+        largest = fetch(largest_of([values for _, values in together]))
+        for (place, _), value in zip(together, largest, strict=True):
+            finite[place] = math.isfinite(value)
     return finite
 
 

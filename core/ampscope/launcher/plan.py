@@ -14,14 +14,14 @@
                                  cures, or only one that the next, its neighbour, shares
                              ->  sites of half precision lifted, where no fix cures
 
-The first two run together, or one after the other where they would share a GPU. Once a cause is
-known, or something is wrong, the verdict so far is handed on after each run, so that whatever ends
-the diagnosis leaves it.
+Once a cause is known, or something is wrong, the verdict so far is handed on after each run, so
+that whatever ends the diagnosis leaves it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -39,7 +39,7 @@ from ampscope.analysis.healing import heals, trains
 from ampscope.analysis.lifting import can_be_lifted, candidates, lift
 from ampscope.analysis.repeatability import wants_repeat
 from ampscope.analysis.root_op import root_op
-from ampscope.analysis.run_view import RunView
+from ampscope.analysis.run_view import RunView, is_broken
 from ampscope.analysis.symptoms import Symptom
 from ampscope.control import BASELINE, COMPILED, NUDGED, REPEAT, SCALE_1, Control
 from ampscope.diagnosis import result
@@ -52,7 +52,8 @@ from ampscope.launcher.children import NOT_STARTED, SIGKILLED, HeldTraceback
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns, remove_left_jobs
 from ampscope.launcher.smallest_set import smallest_set
 from ampscope.launcher.uncompiled_search import UncompiledSearch
-from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, RunSpec, State
+from ampscope.pythons import TORCH
+from ampscope.records import AUTO, HALF_FROM, JUDGED_RANK, LIGHT, RunSpec, State
 from ampscope.rules.verdict import Fix
 from ampscope.runner.private_files import WAITS
 from ampscope.store.writer import keep_conclusion
@@ -67,6 +68,7 @@ MAX_LIFTS = 6  # runs with sites lifted
 LIFT_COST = 1.5  # seconds of one, in seconds of the baseline
 MAX_SEARCH_S = 60.0  # a search's runs are stopped then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
+_JUDGED_BY_LOSSES = ("fp32", REPEAT, NUDGED)
 
 Say = Callable[[str], None]
 Hear = Callable[[DiagnosisResult], None]
@@ -99,8 +101,13 @@ def run_diagnosis(
                 )
                 if held is not None:
                     held.drop()
-                stack.close()
-                plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on, in_place)
+                spec = replace(spec, policy="cuda")
+                if on:
+                    stack.close()
+                    plan = _begun(stack, spec, store, say, show, on, in_place)
+                else:
+                    plan = DiagnosisPlan(plan.runs.begin_again(spec), say)
+                    plan.run_baselines(show)
         finally:
             if held is not None:
                 held.release()
@@ -232,11 +239,15 @@ class DiagnosisPlan:
         return diagnosis_with_compiled_run(self.evidence)
 
     def run_baselines(self, show: Say | None) -> None:
-        """The baseline run and its fp32 control: together, but for what shares a GPU, which has
-        memory for one run, and in compute mode EXCLUSIVE_PROCESS takes no second process, or names
-        the port at which its processes meet: those of two runs would meet each other there. So
-        would two runs on the same files."""
-        if self.runs.share_a_gpu() or names_a_port(self.runs.spec) or self.runs.in_place:
+        """The baseline run and its fp32 control, one after the other: how much of the control has
+        to be seen depends on the baseline. Together where each may be another machine's, and in
+        frameworks that take long to load, unless they share a GPU, which has memory for one run,
+        and in compute mode EXCLUSIVE_PROCESS takes no second process, or name the port at which
+        their processes meet: those of two runs would meet each other there. So would two runs on
+        the same files."""
+        spec = self.runs.spec
+        is_local = spec.framework == TORCH and not self._are_jobs
+        if is_local or self.runs.share_a_gpu() or names_a_port(spec) or self.runs.in_place:
             self.say("baseline")
             self._keep(BASELINE, self.runs.wait(self.runs.start(BASELINE), show, self.say))
             if self._is_kept_apart(BASELINE):
@@ -245,6 +256,9 @@ class DiagnosisPlan:
                 self._judge_one_rank()
                 self._hand_on_half()
                 self.control("fp32")
+                if self._needs_ops("fp32"):
+                    self.say("fp32 again: which of its ops is the first without a finite result")
+                    self._keep("fp32", self.runs.run("fp32", self.done[BASELINE].info.id, self.say))
             return
         self.say("baseline and fp32")
         first = self.runs.start(BASELINE)
@@ -315,10 +329,23 @@ class DiagnosisPlan:
         """Run a control once."""
         if control not in self.views:
             self._say_run(control)
-            parent = self.done[BASELINE].info.id
-            started = self._prefetched.pop(control, "") or self.runs.start(control, parent)
+            started = self._prefetched.pop(control, "") or self._start(control)
             self._keep(control, self.runs.wait(started, say=self.say))
         return self.views[control]
+
+    def _start(self, control: str, limit_s: float = math.inf) -> str:
+        """Start a control. Its ops are seen where they may tell something: of numbers that are not
+        finite, or of a cause that no symptom shows to be gone."""
+        light = not (is_broken(self.views[BASELINE]) or Control(control).is_compiled)
+        if control not in _JUDGED_BY_LOSSES:
+            light = light and bool(self.evidence.symptoms)
+        parent = self.done[BASELINE].info.id
+        return self.runs.start(control, parent, limit_s=limit_s, light=light)
+
+    def _needs_ops(self, control: str) -> bool:
+        """Whether a run whose ops were not seen broke all the same."""
+        is_light = (LIGHT, "1") in self.done[control].info.spec.settings
+        return is_light and is_broken(self.views[control])
 
     def control_until(self, deadline: float, control: str) -> RunView | None:
         """Run a control once, until ``deadline`` of the monotonic clock at most. None of a run that
@@ -329,8 +356,7 @@ class DiagnosisPlan:
         if left <= 0:
             return None
         self._say_run(control)
-        parent = self.done[BASELINE].info.id
-        run = self.runs.wait(self.runs.start(control, parent, limit_s=left), say=self.say)
+        run = self.runs.wait(self._start(control, left), say=self.say)
         if RunView(control, run.info.id, run.observations).outcome.ended in ("time", "killed"):
             self.done[control] = run  # the report lists it
             return None
@@ -340,10 +366,9 @@ class DiagnosisPlan:
     def prefetch(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
         if self._are_jobs and not self.runs.share_a_gpu():
-            parent = self.done[BASELINE].info.id
             for control in controls:
                 if control not in self.views and control not in self._prefetched:
-                    self._prefetched[control] = self.runs.start(control, parent)
+                    self._prefetched[control] = self._start(control)
 
     def problem(self) -> str:
         """Why there is nothing to judge; "" when there is."""

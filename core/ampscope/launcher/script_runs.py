@@ -46,7 +46,7 @@ from ampscope.masks import hide_secrets_of
 from ampscope.observations import Observation, Outcome
 from ampscope.privacy import forget, is_masked, leave
 from ampscope.pythons import TORCH, check_control, framework, python_for, with_package
-from ampscope.records import AUTO, RUN_OUT_S, Cadence, RunInfo, RunSpec, State
+from ampscope.records import AUTO, LIGHT, RUN_OUT_S, Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_copy import claimed
 from ampscope.runner.private_files import FORCED, LOCK, NO_OVERLAY
 from ampscope.runner.put_back import PutBack, put_back, sentence
@@ -171,23 +171,47 @@ class ScriptRuns:
                 process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+        self._close_runs()
+        self.folder.cleanup()
+
+    def begin_again(self, spec: RunSpec) -> ScriptRuns:
+        """End the runs that are under way, and go on with those of ``spec``, which is of the same
+        script: what starts them has loaded its libraries."""
+        with _signals_held():
+            for run_id in self._open:
+                self._tell(run_id)
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._gone or self._open <= self._done.keys(), ENDS_WITHIN_S
+                )
+            self._close_runs()
+            self._open.clear()
+            (Path(self.folder.name) / LOCK).unlink(missing_ok=True)
+        self.spec, self._run_out = spec, ()
+        return self
+
+    def _close_runs(self) -> None:
+        """What is under way was cancelled; what runs have changed of the user's is put back."""
         for run_id in self._open:
             forget(run_id)
             with contextlib.suppress(StoreError, BadInput):  # it may not have come to be
                 close_if_open(self.store, run_id, State.CANCELLED, "Cancelled.")
         for run_id in tuple(self._started):
             self._end_view(run_id)
-        self.folder.cleanup()
 
     def start(
-        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf
-    ) -> str:
+        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf,
+        light: bool = False,
+    ) -> str:  # fmt: skip
         """Start a run under ``control``; returns its id at once.
 
         ``merged``: standard output and standard error of the script go the same way. ``limit_s``:
         seconds after which it is stopped, where that is less than the time limit of all runs.
+        ``light``: its ops are not wanted (:data:`ampscope.records.LIGHT`).
         """
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
+        if light:
+            spec = replace(spec, settings=(*spec.settings, (LIGHT, "1")))
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
         if control != BASELINE:  # another of which may be compared as it is
@@ -200,18 +224,21 @@ class ScriptRuns:
 
     def serve(self, run_id: str, spec: RunSpec, *, merged: bool = True) -> None:
         """Start a run that is queued in the store already."""
-        process = self._process
-        if process is None or process.stdin is None:
-            raise AmpscopeError("ScriptRuns is a context manager: enter it first.")
         leave(run_id, spec)
         self._open.add(run_id)
         self._started.append(run_id)
         limit = hard_limit_s(spec) + KILLED_AFTER_S
         paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
+        view = self._file(run_id, "view") if self.private and not self.in_place else ""
+        self._tell(f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\t{view}")
+
+    def _tell(self, line: str) -> None:
+        """One line to the process that starts the runs."""
+        process = self._process
+        if process is None or process.stdin is None:
+            raise AmpscopeError("ScriptRuns is a context manager: enter it first.")
         with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
-            view = self._file(run_id, "view") if self.private and not self.in_place else ""
-            line = f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\t{view}\n"
-            process.stdin.write(line.encode())
+            process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
 
     def wait(

@@ -8,6 +8,7 @@ Nothing that starts threads runs before a fork, and torch starts its own at the 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def main(store: Path, script: str) -> None:
         extensions.load(simulated)  # before a script's surroundings replace anything of torch's
     read_once(script)
     die_with_parent(wanted=False)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no run has to look through it, nor copy its pages for that
     answer("ready", 0)
     serve(functools.partial(_fork, store))
 

@@ -26,11 +26,12 @@ import getpass
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,10 @@ class Shared:
         self._pid = os.getpid()
 
     def listen(self) -> None:
-        """From now on, for good."""
-        sys.addaudithook(self._heard)
+        """From now on, for good. A hook on what Python audits would be called for each frame whose
+        code an instrument looks at, millions of times in a run."""
+        for name in ("connect", "connect_ex"):
+            setattr(socket.socket, name, self._heard(getattr(socket.socket, name)))
 
     def note(self) -> str:
         """One sentence for the report; "" when nothing was shared."""
@@ -193,10 +196,16 @@ class Shared:
         else:
             os.write(self._lock, f"{self._run_id}\n".encode())
 
-    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "socket.connect" or os.getpid() != self._pid:
-            return
-        address = args[1]
+    def _heard(self, connect: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(connect)
+        def heard(connection: Any, *args: Any) -> Any:
+            if args and os.getpid() == self._pid:
+                self._connects(args[0])
+            return connect(connection, *args)
+
+        return heard
+
+    def _connects(self, address: object) -> None:
         if not isinstance(address, tuple) or not address:
             return
         host = str(address[0])

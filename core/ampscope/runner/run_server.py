@@ -1,10 +1,10 @@
 """Serves runs of a script from lines: each in a process of its own, which is ended at its limits.
 
 Lines ``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S<TAB>VIEW`` come on standard input, VIEW being the folder
-of a private view of the files (ampscope.runner.private_files) or empty; ``RUN_ID<TAB>STATUS`` goes
-to standard output when a run and all that it started have ended, so that no GPU's memory is theirs
-any more: its exit status (negative for a signal), or one of the words ``hung``, ``flooded`` and
-``nofork``. How a process is started is the caller's:
+of a private view of the files (ampscope.runner.private_files) or empty; a line ``RUN_ID`` ends that
+run. ``RUN_ID<TAB>STATUS`` goes to standard output when a run and all that it started have ended, so
+that no GPU's memory is theirs any more: its exit status (negative for a signal), or one of the
+words ``hung``, ``flooded`` and ``nofork``. How a process is started is the caller's:
 ampscope.runner.fork_server forks, ampscope.ext.frameworks.server starts another Python.
 """
 
@@ -62,7 +62,7 @@ def serve(start: Start) -> None:
             pending += chunk
             *lines, pending = pending.split(b"\n")
             for line in lines:
-                _start(line.decode(), start, children)
+                _obey(line.decode(), start, children)
         elif not open_input:
             was_left = True
             time.sleep(POLL_S)
@@ -109,7 +109,11 @@ def answer(run_id: str, status: int | str) -> None:
         os.write(1, f"{run_id}\t{status}\n".encode())
 
 
-def _start(line: str, start: Start, children: dict[int, _Child]) -> None:
+def _obey(line: str, start: Start, children: dict[int, _Child]) -> None:
+    if "\t" not in line:
+        for pid in (pid for pid, child in children.items() if child.run_id == line):
+            _kill(pid)
+        return
     run_id, out, err, limit, view = line.split("\t")
     try:
         pid = start(run_id, Path(out), Path(err), view)

@@ -38,6 +38,7 @@ from ampscope.records import (
     AUTO,
     HALF_FROM,
     JUDGED_RANK,
+    LIGHT,
     OP_STEP,
     RUN_OUT_S,
     SEED_SHIFT,
@@ -456,6 +457,8 @@ class _Run:
             count, elapsed_s = count - skip.passed, elapsed_s - skip.elapsed_s
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
+            if count == 1 and LIGHT in self.wanted:
+                self.recorder.lighten()
         if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
             count = 0  # only a time limit or cancelling may end it
         why = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)

@@ -173,11 +173,17 @@ class ScriptRecorder:
         """Everything recorded, closed as if the script were killed now."""
         return self._closed(self.outcome("killed"))
 
-    def only_steps(self, outcome: Outcome) -> list[Observation]:
+    def lighten(self) -> None:
         """From here on record losses, gradients, steps and casts alone, none of which needs to see
-        each op. What was recorded so far, closed with ``outcome``."""
+        each op. Between two steps."""
         self.switch_off()
         self.sites.enabled = True
+        self.watch.leave()
+
+    def only_steps(self, outcome: Outcome) -> list[Observation]:
+        """From here on record as :meth:`lighten` says. What was recorded so far, closed with
+        ``outcome``."""
+        self.lighten()
         count = len(self.scans.records)
         found = self.observations(outcome)
         del self.scans.records[count:]

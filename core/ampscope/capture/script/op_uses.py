@@ -22,6 +22,8 @@ _WHOLE = frozenset({
     "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu",
     "_dyn_quant_matmul_4bit", "_scaled_mm", "_scaled_grouped_mm", "_scaled_mm_v2",
 })  # fmt: skip
+# Ops without half precision of which there may be a fact all the same.
+CONCERNING = _WHOLE | {"binary_cross_entropy", "_softmax", "_log_softmax"}
 FIXED = "fixed_precision"  # the fact's name
 HALF_WHOLE = "half_whole"  # a cast of half to integers: how many beyond the format's, of how many
 _OWN_ARITHMETIC = Tensor.__torch_dispatch__

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,9 @@ from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.nonfinite_reads import COMPARED_MARK, ITEM, OWN_CODE, NonFiniteReads
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
-from ampscope.capture.script.op_uses import OpUses
+from ampscope.capture.script.op_uses import CONCERNING, OpUses
 from ampscope.capture.script.stale_copies import ModelCopies, Region, StaleCopies, WeightCopy
-from ampscope.capture.tensors import HALF, all_finite, are_finite, in_backward, is_capturing
+from ampscope.capture.tensors import HALF, PLAIN, all_finite, are_finite, in_backward, is_capturing
 from ampscope.capture.training_events import StepListener
 from ampscope.number_words import plural
 from ampscope.numerics.formats import dtype_name
@@ -62,6 +62,20 @@ _CASTS_INSIDE = torch.ops.aten._sparse_addmm.default
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 IN_FULL = 8  # forward passes of one module in an evaluation
 RUNNING_SUMS = frozenset({*running_sums.IN_PLACE, "add", "sub"})
+
+
+# Numbers that no rounding to half has touched, if nothing follows them; ops of which there is more
+# to tell; and the marks of what is followed.
+_QUIET = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
+_NEVER_QUIET = frozenset({"_to_copy", *CONCERNING})
+_FOLLOWED = frozenset({op_taint.EXACT, op_taint.MADE, COMPARED_MARK})
+
+
+class _Given(NamedTuple):
+    """What goes into a quiet op."""
+
+    tensors: list[Tensor]
+    parents: list[Provenance]
 
 
 class OpWatch(StepListener):
@@ -114,6 +128,7 @@ class OpWatch(StepListener):
         self._sleep = ModeSleep(self._mode)
         self._slept_at = -1  # ops seen before it slept last
         self._missed_forward = False
+        self._has_left = False
 
     def __enter__(self) -> OpWatch:
         self._origins.__enter__()
@@ -153,13 +168,20 @@ class OpWatch(StepListener):
         """Let ops pass by unseen until a call asks for half precision; False: see them again. From
         outside any op."""
         if not until_half:
-            self._sleep.wake()
+            self._wake()
         elif not self.is_asleep:
+            self._sleep.leave()
+
+    def leave(self) -> None:
+        """Look at no further op. From outside any op."""
+        self.enabled, self._has_left = False, True
+        if not self.is_asleep:
             self._sleep.leave()
 
     def _wake(self) -> None:
         self._sleeps_at = None
-        self._sleep.wake()
+        if not self._has_left:
+            self._sleep.wake()
 
     def fall_asleep_if_due(self) -> None:
         """Called inside an op, which has been looked at."""
@@ -306,6 +328,64 @@ class OpWatch(StepListener):
         provenance = op_taint.without_watchers(func._opname, parents, args, given)
         for tensor in results:
             tensor.__dict__[op_taint.PROVENANCE] = provenance
+        return True
+
+    def quiet(self, func: Any, args: Any, kwargs: Any) -> _Given | None:
+        """What went into an op of which nothing can be told but whether its results are finite:
+        numbers in fp32 or whole numbers, none of which is followed. None for any other op."""
+        if self.writes.active or func._opname in _NEVER_QUIET:
+            return None
+        given: list[Tensor] = []
+        parents: list[Provenance] = []
+        for part in (*args, *kwargs.values()) if kwargs else args:
+            for tensor in part if type(part) in (list, tuple) else (part,):
+                if not isinstance(tensor, Tensor):
+                    continue
+                if type(tensor) not in PLAIN or tensor.dtype not in _QUIET:
+                    return None
+                marks = tensor.__dict__
+                if not _FOLLOWED.isdisjoint(marks):
+                    return None
+                if (id(func), tensor.dtype) not in self._known_ops and tensor.is_floating_point():
+                    return None
+                if (parent := marks.get(op_taint.PROVENANCE)) is not None:
+                    if parent.watchers or parent.copied is not None:
+                        return None
+                    parents.append(parent)
+                if self.taints and self.taints.of(tensor) is not None:
+                    return None
+                given.append(tensor)
+        return _Given(given, parents)
+
+    def stays_quiet(self, given: _Given, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+        """Whether all numbers of a quiet op's results are finite. These are marked then as
+        :meth:`after` marks them."""
+        results = out if type(out) in (list, tuple) else () if out is None else (out,)
+        for tensor in results:
+            if type(tensor) not in PLAIN or tensor.dtype not in _QUIET or tensor.is_sparse:
+                return False
+        name = func._opname
+        if name not in op_taint.PASSES_ON:
+            known = {id(tensor) for tensor in results}
+            outs = [*results, *(t for t in targets(func, args, kwargs) if id(t) not in known)]
+            outs = [t for t in outs if t.is_floating_point() and t.numel()]
+            if any(t.is_sparse for t in outs) or not all(are_finite(outs)):
+                return False
+            for tensor in outs:
+                self.taints.clear(tensor)
+        self.seen_ops += 1
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._bad.gradient_through(node)
+        elif torch.is_grad_enabled():
+            self._origins.remember()
+        provenance = op_taint.without_watchers(name, given.parents, args, given.tensors)
+        provenance.learned = provenance.learned or node is not None
+        for tensor in results:
+            marks = tensor.__dict__
+            marks[op_taint.PROVENANCE] = provenance
+            marks.pop(op_taint.EXACT, None)
+            marks.pop(COMPARED_MARK, None)
         return True
 
     def captured(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -679,18 +759,21 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         ):
             return self._glanced(func, args, kwargs)
         prior: dict[int, int] = {}
-        before = None
+        before = quiet = None
         # A look must never end the script's own op, nor ask its modes and classes anything.
         with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
             prior = watch.prior_taints(func, args, kwargs)
-            before = op_facts.remember_target(func, args, is_bad=bool(prior))
+            quiet = None if prior else watch.quiet(func, args, kwargs)
+            if quiet is None:
+                before = op_facts.remember_target(func, args, is_bad=bool(prior))
         out = _run(func, args, kwargs, watch.autocast_keys)
         with torch._C.DisableTorchFunction(), watch.failures.noted("some ops"):
-            node = torch._C._current_autograd_node()
-            tensors = op_facts.tensors(args, kwargs)
             if watch.on_op is not None:
                 watch.on_op(func, args, kwargs, out)
-            watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
+            if quiet is None or not watch.stays_quiet(quiet, func, args, kwargs, out):
+                node = torch._C._current_autograd_node()
+                tensors = op_facts.tensors(args, kwargs)
+                watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
             watch.fall_asleep_if_due()
         return out
 

@@ -45,7 +45,7 @@ from ampscope.launcher.script_runs import (
     jobs_folder,
     within,
 )
-from ampscope.records import RunSpec, State
+from ampscope.records import LIGHT, RunSpec, State
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store import db
 from ampscope.store.merging import merge
@@ -100,11 +100,14 @@ class SubmittedRuns(ScriptRuns):
         return executor
 
     def start(
-        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf
-    ) -> str:
+        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf,
+        light: bool = False,
+    ) -> str:  # fmt: skip
         """Submit a run under ``control``; returns its id at once. ``limit_s`` as for other runs:
         of its own seconds, however long it waits in a queue."""
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
+        if light:
+            spec = replace(spec, settings=(*spec.settings, (LIGHT, "1")))
         if parent:
             spec = replace(spec, cadence=NOTHING)
         number = len(self._jobs)
