@@ -31,12 +31,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ampscope.errors import AmpscopeError
 from ampscope.files import is_below
+from ampscope.patches import Patches
 from ampscope.records import RunSpec, State
 from ampscope.runner import overlay, private_copy
 from ampscope.runner.put_back import is_installed
@@ -166,12 +167,13 @@ class Shared:
         self._on_second = on_second  # another run has been the first, and still runs
         self._is_held = False
         self._pid = os.getpid()
+        self._patches = Patches()
 
     def listen(self) -> None:
         """From now on, for good. A hook on what Python audits would be called for each frame whose
         code an instrument looks at, millions of times in a run."""
         for name in ("connect", "connect_ex"):
-            setattr(socket.socket, name, self._heard(getattr(socket.socket, name)))
+            self._patches.wrap(socket.socket, name, self._heard)
 
     def note(self) -> str:
         """One sentence for the report; "" when nothing was shared."""
@@ -196,14 +198,10 @@ class Shared:
         else:
             os.write(self._lock, f"{self._run_id}\n".encode())
 
-    def _heard(self, connect: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(connect)
-        def heard(connection: Any, *args: Any) -> Any:
-            if args and os.getpid() == self._pid:
-                self._connects(args[0])
-            return connect(connection, *args)
-
-        return heard
+    def _heard(self, connect: Callable[..., Any], *given: Any) -> Any:
+        if len(given) > 1 and os.getpid() == self._pid:
+            self._connects(given[1])
+        return connect(*given)
 
     def _connects(self, address: object) -> None:
         if not isinstance(address, tuple) or not address:
