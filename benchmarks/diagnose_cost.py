@@ -3,6 +3,7 @@
     python benchmarks/diagnose_cost.py                # a sample of the zoo and of the healthy set
     python benchmarks/diagnose_cost.py --every 1      # all of them
     python benchmarks/diagnose_cost.py --out -        # shown and not kept
+    python benchmarks/diagnose_cost.py A.py B.py      # of these alone, likewise
 
 Processor time of the process and of all that it started and waited for, so that other work on the
 machine matters little; one thread each, because threads that wait for each other burn time as well.
@@ -36,10 +37,14 @@ def main() -> None:
     """One row for each script, written as it comes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, default=9, help="one script of so many")
+    parser.add_argument("scripts", nargs="*", type=Path)
     parser.add_argument("--out", default=str(OUT), help="a file, or - for none")
     asked = parser.parse_args()
     faults = [(script_path(a.script), a.policy) for a in ANSWERS if a.cause != "no_fault"]
     healthy = [(p, "any") for p in sorted(HEALTHY.glob("*.py")) if p.stem != "__init__"]
+    if asked.scripts:
+        faults, healthy = [(p.resolve(), "any") for p in asked.scripts], []
+        asked.every, asked.out = 1, "-"
     rows: list[dict[str, Any]] = []
     for kind, scripts in (("fault", faults), ("healthy", healthy)):
         for path, policy in scripts[:: asked.every]:
