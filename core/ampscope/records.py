@@ -66,7 +66,9 @@ AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script need
 OP_STEP = "op_step"  # the run's tensors are digested, and in this step the results of its ops
 SEED_SHIFT = "seed_shift"  # each seed that the script sets is larger by this
 HALF_FROM = "half_from"  # the first step of the baseline in which half precision took part
-LIGHT = "light"  # behind its first step a control records losses, gradients and results, and no ops
+# A control records losses, gradients and results, and ops in its first step and in HALF_FROM alone;
+# it ends after so many steps, or at 0 as others do.
+LIGHT = "light"
 RUN_OUT_S = "run_out_s"  # seconds in which a control whose steps are made may end by itself
 JUDGED_RANK = "judged_rank"  # of a script's processes, the one whose observations count
 

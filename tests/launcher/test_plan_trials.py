@@ -99,7 +99,7 @@ class Runs:
         return False
 
     def start(
-        self, control: str, parent: str = "", limit_s: float = 0.0, light: bool = False
+        self, control: str, parent: str = "", limit_s: float = 0.0, light: int | None = None
     ) -> str:
         self.limits.append(limit_s)
         return control
@@ -297,7 +297,7 @@ class OneAtATime(Runs):
         return self.shares
 
     def start(
-        self, control: str, parent: str = "", limit_s: float = 0.0, light: bool = False
+        self, control: str, parent: str = "", limit_s: float = 0.0, light: int | None = None
     ) -> str:
         self.open.append(control)
         self.most_open = max(self.most_open, len(self.open))
@@ -543,7 +543,7 @@ def test_two_runs_that_meet_at_one_port_are_not_started_at_once(
 
     class Ordered(Runs):
         def start(
-            self, control: str, parent: str = "", limit_s: float = 0.0, light: bool = False
+            self, control: str, parent: str = "", limit_s: float = 0.0, light: int | None = None
         ) -> str:
             order.append(f"start {control}")
             return control

@@ -11,12 +11,15 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ampscope.diagnosis.load import load_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.records import RunSpec, State
 from ampscope.render.contract import document as to_document
 from ampscope.store.reader import Reader
 from tests.helpers import browser
@@ -312,3 +315,42 @@ def _line(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
+
+
+TWO_ENDS = """
+import pathlib, sys, time, torch
+pathlib.Path("written").write_text(sys.argv[1])
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_runs_of_the_same_script_begin_again_in_the_process_that_has_loaded_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was under way has been ended, and left nothing."""
+    monkeypatch.chdir(tmp_path)
+    script, store = tmp_path / "train.py", tmp_path / "runs.db"
+    script.write_text(TWO_ENDS)
+    spec = RunSpec(str(script), kind="script", args=("60",), time_limit_s=90.0, control="as_is")
+    with ScriptRuns(spec, store, private=True) as runs:
+        server = runs._process
+        first = runs.start("as_is")
+        with Reader(store) as reader:
+            while reader.run(first).steps_done < 3:
+                time.sleep(0.05)
+        began = time.monotonic()
+        assert runs.begin_again(replace(spec, args=("0",))) is runs
+        second = runs.run("as_is")
+        assert time.monotonic() - began < 30
+        assert runs._process is server
+        assert second.info.state is State.FINISHED
+        assert second.info.spec.args == ("0",)
+    with Reader(store) as reader:
+        assert reader.run(first).state is State.CANCELLED
+    assert not (tmp_path / "written").exists()

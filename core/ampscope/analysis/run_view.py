@@ -225,13 +225,12 @@ class RunView:
 
 
 def is_broken(run: RunView) -> bool:
-    """Whether a number of ``run`` was not finite, wherever and whatever came of it, or the script
-    raised: what made it so is seen in its ops alone."""
+    """Whether a number of ``run`` was not finite, wherever and whatever came of it: what made it so
+    is seen in its ops alone."""
     ops = any(op.kind == "nonfinite" for op in run.bad_ops)
     steps = run.first_bad_step is not None or run.guarded_gradients or run.skips
     others = run.broken_buffers or run.outcome.eval_nonfinite or foreign_values(run)
-    raised = run.outcome.ended in ("exception", "killed") or run.outcome.errors_caught
-    return bool(ops or steps or others or raised)
+    return bool(ops or steps or others)
 
 
 def _finite(value: float | None) -> bool:

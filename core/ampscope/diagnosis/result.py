@@ -457,9 +457,9 @@ def under_policy(trial: Trial, policy: str) -> Trial:
 
 
 def price(fixed: RunView, before: RunView) -> float | None:
-    """Processor time per step of the fixed run over the baseline's; both had the same instruments.
-    Time on the clock would not compare: the baseline runs beside its fp32 control, and a fix alone.
-    A compiled run has other instruments, and its few steps are mostly compilation: None."""
+    """Processor time per step of the fixed run over the baseline's, where both had the same
+    instruments, else None: a run whose ops were not seen says none, and a compiled one has others,
+    and its few steps are mostly compilation."""
     if Control(fixed.control).is_compiled:
         return None
     own, other = fixed.outcome.step_cpu_s, before.outcome.step_cpu_s

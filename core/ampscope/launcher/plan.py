@@ -40,6 +40,7 @@ from ampscope.analysis.lifting import can_be_lifted, candidates, lift
 from ampscope.analysis.repeatability import wants_repeat
 from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView, is_broken
+from ampscope.analysis.scale_facts import static_scale
 from ampscope.analysis.symptoms import Symptom
 from ampscope.control import BASELINE, COMPILED, NUDGED, REPEAT, SCALE_1, Control
 from ampscope.diagnosis import result
@@ -256,8 +257,7 @@ class DiagnosisPlan:
                 self._judge_one_rank()
                 self._hand_on_half()
                 self.control("fp32")
-                if self._needs_ops("fp32"):
-                    self.say("fp32 again: which of its ops is the first without a finite result")
+                if self._is_kept_apart("fp32") or self._needs_ops("fp32"):
                     self._keep("fp32", self.runs.run("fp32", self.done[BASELINE].info.id, self.say))
             return
         self.say("baseline and fp32")
@@ -334,18 +334,33 @@ class DiagnosisPlan:
         return self.views[control]
 
     def _start(self, control: str, limit_s: float = math.inf) -> str:
-        """Start a control. Its ops are seen where they may tell something: of numbers that are not
-        finite, or of a cause that no symptom shows to be gone."""
-        light = not (is_broken(self.views[BASELINE]) or Control(control).is_compiled)
-        if control not in _JUDGED_BY_LOSSES:
-            light = light and bool(self.evidence.symptoms)
+        """Start a control."""
+        light = None
+        if self._says_enough_without_ops(control):
+            outcome = self.views[BASELINE].outcome
+            # It is faster than the baseline, beyond whose last step there is nothing to compare.
+            light = outcome.steps if outcome.ended in ("steps", "time") else 0
         parent = self.done[BASELINE].info.id
         return self.runs.start(control, parent, limit_s=limit_s, light=light)
 
+    def _says_enough_without_ops(self, control: str) -> bool:
+        """Whether the ops of a control tell nothing: of numbers that are not finite, of an error,
+        of a loss that is scaled by hand, or of a cause that no symptom shows to be gone."""
+        run = self.views[BASELINE]
+        raised = run.outcome.ended in ("exception", "killed") or run.outcome.errors_caught
+        if is_broken(run) or raised or static_scale(run) is not None:
+            return False
+        if self.runs.spec.framework != TORCH or Control(control).is_compiled:
+            return False
+        return control in _JUDGED_BY_LOSSES or bool(self.evidence.symptoms)
+
     def _needs_ops(self, control: str) -> bool:
         """Whether a run whose ops were not seen broke all the same."""
-        is_light = (LIGHT, "1") in self.done[control].info.spec.settings
-        return is_light and is_broken(self.views[control])
+        is_light = any(name == LIGHT for name, _ in self.done[control].info.spec.settings)
+        if not is_light or not is_broken(self.views[control]):
+            return False
+        self.say(f"{control} again: which of its ops is the first without a finite result")
+        return True
 
     def control_until(self, deadline: float, control: str) -> RunView | None:
         """Run a control once, until ``deadline`` of the monotonic clock at most. None of a run that

@@ -201,7 +201,7 @@ class ScriptRuns:
 
     def start(
         self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf,
-        light: bool = False,
+        light: int | None = None,
     ) -> str:  # fmt: skip
         """Start a run under ``control``; returns its id at once.
 
@@ -210,8 +210,8 @@ class ScriptRuns:
         ``light``: its ops are not wanted (:data:`ampscope.records.LIGHT`).
         """
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
-        if light:
-            spec = replace(spec, settings=(*spec.settings, (LIGHT, "1")))
+        if light is not None:
+            spec = replace(spec, settings=(*spec.settings, (LIGHT, str(light))))
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
         if control != BASELINE:  # another of which may be compared as it is
@@ -497,6 +497,7 @@ def repeatable(info: RunInfo) -> RunSpec:
         raise BadInput("This run is a probe, not a script.")
     if spec.imported:  # its file and arguments come from an untrusted file
         raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
+    spec = replace(spec, settings=tuple(s for s in spec.settings if s[0] != LIGHT))
     if is_masked(spec.args):
         raise BadInput(
             "Secrets among its arguments are not stored, so it cannot be run from here. Run it "

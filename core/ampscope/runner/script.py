@@ -341,6 +341,7 @@ class _Run:
             self.recorder.has_taps = TAPS in Control(spec.control).names
         if spec.control in (BASELINE, "fp32") and op_step is None:
             self.recorder.line_digests = LineDigests(self.recorder.watch.place)
+        self.recorder.is_light = LIGHT in wanted
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(
             self.recorder.lines,
@@ -457,16 +458,28 @@ class _Run:
             count, elapsed_s = count - skip.passed, elapsed_s - skip.elapsed_s
             if count == 1 and self._is_other_training():
                 self._rehearsed_instead()
-            if count == 1 and LIGHT in self.wanted:
-                self.recorder.lighten()
+            if self.recorder.is_light:
+                self._look_at_some(self.recorder.steps.count)
+        is_done = 0 < int(self.wanted.get(LIGHT, 0)) <= count
         if count >= self.spec.steps and elapsed_s >= self.spec.grace_s and self._goes_on(count):
             count = 0  # only a time limit or cancelling may end it
         why = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
-        if why == "steps" and self._runs_out(elapsed_s):
+        if is_done:
+            why = why or "steps"
+        elif why == "steps" and self._runs_out(elapsed_s):
             return
         self.stopped = why
         if self.stopped:
             raise Enough
+
+    def _look_at_some(self, done: int) -> None:
+        """Of a control of which losses and results are asked, the ops are seen in the first step
+        and in that in which half precision begins: what its lines compute there is compared."""
+        begins = int(self.wanted.get(HALF_FROM, 0))
+        if done == begins:
+            self.recorder.look_again()
+        elif done in (self.recorder.skip.recorded_from + 1, begins + 1):
+            self.recorder.lighten()
 
     def _runs_out(self, elapsed_s: float) -> bool:
         """Whether the script, whose steps have been made, is now let to its own end."""

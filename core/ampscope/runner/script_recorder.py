@@ -119,6 +119,7 @@ class ScriptRecorder:
         self._on_optimizer_step = on_optimizer_step
         self._cpu_s = [0.0, 0.0]  # of this process, at the end of the first step and of the last
         self._steps_timed = 0
+        self.is_light = False  # ops are seen in some steps, and others take less time
         self._device: torch.device | None = None
         self.skip = SkipTo(skip_to, on_optimizer_step)
 
@@ -178,7 +179,13 @@ class ScriptRecorder:
         each op. Between two steps."""
         self.switch_off()
         self.sites.enabled = True
+        self.scans.knows_ops = False
         self.watch.leave()
+
+    def look_again(self) -> None:
+        """Each op is seen again. Between two steps."""
+        self.scans.knows_ops = True
+        self.watch.come_back()
 
     def only_steps(self, outcome: Outcome) -> list[Observation]:
         """From here on record as :meth:`lighten` says. What was recorded so far, closed with
@@ -389,7 +396,7 @@ class ScriptRecorder:
     @property
     def _step_cpu_s(self) -> float:
         """Unlike the time on the clock it hardly depends on what else runs on the machine."""
-        if self._steps_timed < 2 or self.device.type != "cpu":
+        if self.is_light or self._steps_timed < 2 or self.device.type != "cpu":
             return 0.0
         return (self._cpu_s[1] - self._cpu_s[0]) / (self._steps_timed - 1)
 

@@ -32,6 +32,8 @@ PASSES_ON = frozenset({
     "unsqueeze", "squeeze", "slice", "select", "as_strided", "empty", "empty_like", "split",
     "_local_scalar_dense", "is_nonzero", "unbind", "empty_strided", "new_empty", "lift_fresh",
 })  # fmt: skip
+_PRODUCTS = {"MulBackward0": "mul", "DivBackward0": "div"}
+_NUMBERS = (torch.float64, torch.int64)  # as which autograd keeps a number of Python's
 _WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
 
 
@@ -172,15 +174,24 @@ def is_still_parameter(name: str, inputs: Sequence[Tensor]) -> bool:
 
 
 def root_of_loss(loss: Tensor) -> str:
-    """How the root of a backward pass was made, "mul 65536" for a loss times a constant."""
+    """How the root of a backward pass was made, "mul 65536" for a loss times a constant. Where no
+    op was watched, autograd knows the product with a number."""
     provenance = provenance_of(loss)
     if provenance is None:
-        return ""
+        return _product(loss.grad_fn)
     return (
         provenance.names[0]
         if provenance.scalar is None
         else f"{provenance.names[0]} {provenance.scalar:g}"
     )
+
+
+def _product(node: Any) -> str:
+    name = "" if node is None else _PRODUCTS.get(node.name(), "")
+    number = getattr(node, "_saved_other", None) if name else None
+    if not isinstance(number, Tensor) or number.dim() or number.dtype not in _NUMBERS:
+        return ""
+    return f"{name} {number.item():g}"
 
 
 def constant(args: Any) -> float | None:

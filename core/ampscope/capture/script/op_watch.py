@@ -178,6 +178,11 @@ class OpWatch(StepListener):
         if not self.is_asleep:
             self._sleep.leave()
 
+    def come_back(self) -> None:
+        """Look at ops again, after :meth:`leave`. From outside any op."""
+        self.enabled, self._has_left = True, False
+        self._sleep.wake()
+
     def _wake(self) -> None:
         self._sleeps_at = None
         if not self._has_left:

@@ -52,6 +52,7 @@ class ScriptScans:
         self._gone: dict[tuple[bool, tuple[str, ...]], _Seen] = {}
         self._alike: Counter[tuple[str, ...]] = Counter()
         self._batches = 0
+        self.knows_ops = True  # what no watched op has made is a batch
         # Parameters of no optimizer, seen with a gradient: name, step, some of their numbers then.
         self._unstepped: IdMap[Tensor, tuple[str, int, Tensor]] = IdMap()
 
@@ -71,7 +72,8 @@ class ScriptScans:
                 continue
             if tensor.grad_fn is not None:
                 continue  # computed from weights, such as a prediction that a loss module gets
-            if not hasattr(tensor, PROVENANCE) or not all_finite(tensor):
+            comes_new = self.knows_ops and not hasattr(tensor, PROVENANCE)
+            if comes_new or not all_finite(tensor):
                 self._batches += 1
                 name = f"input {n} of {type(module).__name__}"
                 self.records.append(scan("batch", "batch", name, tensor, self._steps.count))

@@ -101,13 +101,13 @@ class SubmittedRuns(ScriptRuns):
 
     def start(
         self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf,
-        light: bool = False,
+        light: int | None = None,
     ) -> str:  # fmt: skip
         """Submit a run under ``control``; returns its id at once. ``limit_s`` as for other runs:
         of its own seconds, however long it waits in a queue."""
         spec = within(replace(self.spec, control=control, parent=parent), limit_s)
-        if light:
-            spec = replace(spec, settings=(*spec.settings, (LIGHT, "1")))
+        if light is not None:
+            spec = replace(spec, settings=(*spec.settings, (LIGHT, str(light))))
         if parent:
             spec = replace(spec, cadence=NOTHING)
         number = len(self._jobs)
