@@ -89,6 +89,10 @@ EXIT_FAILED = 2
 # again: 10 s, 20 s, 40 s.
 FIRST_TOLD_S, TOLD_AGAIN = 10.0, 2.0
 _LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
+LIGHT_NOTE = (
+    "Single ops were recorded in the first step alone, and in that in which half precision begins: "
+    "every number of the unchanged run was finite, and losses and results are compared."
+)
 CLEANED_UP_S = 3.0  # for what a script registered with ``atexit``, where it is run again
 UNLIMITED = (
     "The memory limit was not applied: on a machine with GPUs it bounds their memory, and this "
@@ -601,7 +605,8 @@ class _Run:
         failures += [] if recorder.line_digests is None else [recorder.line_digests.failures]
         failed = [one.note for one in failures] + [recorder.histograms.note]
         watch = recorder.watch
-        unseen = recorder.skip.note, recorder.window.note, watch.sleep_note, watch.graph_note
+        light = LIGHT_NOTE if recorder.is_light else ""
+        unseen = recorder.skip.note, recorder.window.note, watch.sleep_note, watch.graph_note, light
         if self.spec.memory_limit_mib and self.policy == "cuda" and recorder.device.type == "cpu":
             failed.append(UNLIMITED)
         notes = tuple(note for note in (*unseen, asked, compiled, unmet, fixed, *failed) if note)
