@@ -152,3 +152,18 @@ def test_other_frameworks_record_all() -> None:
 
 def test_nor_is_compiled_code_run_without_its_ops() -> None:
     assert lights(SILENT, "compiled") == [("fp32", 0), ("compiled", None)]
+
+
+def test_no_control_follows_a_baseline_that_a_user_has_stopped() -> None:
+    class Stopped(Runs):
+        def wait(self, control: str, show: object = None, say: object = None) -> ScriptRun:
+            made = super().wait(control)
+            info = cast(Any, made.info)
+            info.state, info.message = State.CANCELLED, "Cancelled."
+            return made
+
+    runs = Stopped(SILENT, HEALTHY_FP32)
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.run_baselines(None)
+    assert runs.light == [("as_is", None)]
+    assert plan.problem() == "Cancelled."

@@ -253,7 +253,8 @@ class DiagnosisPlan:
             self._keep(BASELINE, self.runs.wait(self.runs.start(BASELINE), show, self.say))
             if self._is_kept_apart(BASELINE):
                 self._keep(BASELINE, self.runs.run(BASELINE, say=self.say))
-            if not self.done[BASELINE].lacks_device:
+            # A user who stops the baseline wants no further run.
+            if not (self.done[BASELINE].lacks_device or self._was_stopped(BASELINE)):
                 self._judge_one_rank()
                 self._hand_on_half()
                 self.control("fp32")
