@@ -188,10 +188,11 @@ def root_of_loss(loss: Tensor) -> str:
 
 def _product(node: Any) -> str:
     name = "" if node is None else _PRODUCTS.get(node.name(), "")
-    number = getattr(node, "_saved_other", None) if name else None
-    if not isinstance(number, Tensor) or number.dim() or number.dtype not in _NUMBERS:
-        return ""
-    return f"{name} {number.item():g}"
+    with own_ops():  # the script has read no number
+        number = getattr(node, "_saved_other", None) if name else None
+        if not isinstance(number, Tensor) or number.dim() or number.dtype not in _NUMBERS:
+            return ""
+        return f"{name} {number.item():g}"
 
 
 def constant(args: Any) -> float | None:

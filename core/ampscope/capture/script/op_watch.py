@@ -128,7 +128,7 @@ class OpWatch(StepListener):
         self._sleep = ModeSleep(self._mode)
         self._slept_at = -1  # ops seen before it slept last
         self._missed_forward = False
-        self._has_left = False
+        self._has_left = False  # for good, until it is asked to come back
 
     def __enter__(self) -> OpWatch:
         self._origins.__enter__()
@@ -328,12 +328,23 @@ class OpWatch(StepListener):
                 return False
             if not is_view and tensor.numel() and not all_finite(tensor):
                 return False
-        if torch.is_grad_enabled():
-            self._origins.remember()
-        provenance = op_taint.without_watchers(func._opname, parents, args, given)
-        for tensor in results:
-            tensor.__dict__[op_taint.PROVENANCE] = provenance
+        self._passed(func, args, results, _Given(given, parents))
         return True
+
+    def _passed(self, func: Any, args: Any, results: Sequence[Tensor], given: _Given) -> None:
+        """Mark the results of an op that no bad op leads to, as :meth:`after` would."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._bad.gradient_through(node)
+        elif torch.is_grad_enabled():
+            self._origins.remember()
+        provenance = op_taint.without_watchers(func._opname, given.parents, args, given.tensors)
+        provenance.learned = provenance.learned or node is not None
+        for tensor in results:
+            marks = tensor.__dict__
+            marks[op_taint.PROVENANCE] = provenance
+            marks.pop(op_taint.EXACT, None)
+            marks.pop(COMPARED_MARK, None)
 
     def quiet(self, func: Any, args: Any, kwargs: Any) -> _Given | None:
         """What went into an op of which nothing can be told but whether its results are finite:
@@ -369,8 +380,7 @@ class OpWatch(StepListener):
         for tensor in results:
             if type(tensor) not in PLAIN or tensor.dtype not in _QUIET or tensor.is_sparse:
                 return False
-        name = func._opname
-        if name not in op_taint.PASSES_ON:
+        if func._opname not in op_taint.PASSES_ON:
             known = {id(tensor) for tensor in results}
             outs = [*results, *(t for t in targets(func, args, kwargs) if id(t) not in known)]
             outs = [t for t in outs if t.is_floating_point() and t.numel()]
@@ -379,18 +389,7 @@ class OpWatch(StepListener):
             for tensor in outs:
                 self.taints.clear(tensor)
         self.seen_ops += 1
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            self._bad.gradient_through(node)
-        elif torch.is_grad_enabled():
-            self._origins.remember()
-        provenance = op_taint.without_watchers(name, given.parents, args, given.tensors)
-        provenance.learned = provenance.learned or node is not None
-        for tensor in results:
-            marks = tensor.__dict__
-            marks[op_taint.PROVENANCE] = provenance
-            marks.pop(op_taint.EXACT, None)
-            marks.pop(COMPARED_MARK, None)
+        self._passed(func, args, results, given)
         return True
 
     def captured(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
